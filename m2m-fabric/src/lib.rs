@@ -1,0 +1,2 @@
+//! M2M fabric.
+pub mod proto;

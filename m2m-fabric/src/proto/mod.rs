@@ -1,0 +1,98 @@
+//! The messages of the fabric: what the OM tells an EM and what an EM answers.
+//!
+//! They are plain data with `serde`; [`crate::wire`] frames them, a transport carries them. An
+//! incompatible change raises [`VERSION`]; a peer of another version is refused at the hello.
+
+mod function;
+mod link;
+mod register;
+mod stats;
+
+pub use function::*;
+pub use link::*;
+pub use register::*;
+pub use stats::*;
+
+use serde::{Deserialize, Serialize};
+
+/// Version of every message below; both sides must have the same.
+pub const VERSION: u16 = 1;
+
+/// First message on a connection, from the EM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// The EM's name as the OM's configuration has it, for example `em0`.
+    pub em: String,
+    /// Process id of the EM, as the EM sees it.
+    pub pid: u32,
+    /// Version string of the program, for people.
+    pub program: String,
+}
+
+/// What one side asks of the other; every request is answered by one [`Reply`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// EM → OM, once, before anything else.
+    Hello(Hello),
+    /// OM → EM: present and serve a function. Two descriptors ride along: the listening socket that
+    /// the VMM connects to, and the memfd of the presentation's shadow.
+    AddFunction(Box<FunctionSpec>),
+    /// OM → EM: stop serving a function and drop its connection.
+    RemoveFunction {
+        /// Id from [`FunctionSpec::id`].
+        function: u32,
+    },
+    /// OM → EM: join a wire. Descriptors by [`LinkKind`].
+    AddLink(LinkSpec),
+    /// OM → EM: leave a wire, because its peer went away or the configuration changed.
+    RemoveLink {
+        /// Id from [`LinkSpec::id`].
+        link: u32,
+    },
+    /// OM → EM: the counters, now.
+    Stats,
+    /// OM → EM: stop all functions in order and exit with status 0.
+    Shutdown,
+}
+
+/// Answer to a [`Request`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// Done.
+    Ok,
+    /// Not done, and why, in a sentence for the log and for `dpuctl`.
+    Failed(String),
+    /// Answer to [`Request::Stats`].
+    Stats(Box<EmStats>),
+}
+
+/// News that nobody answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Event {
+    /// Both ways, at least every [`HEARTBEAT_INTERVAL_MS`] while the connection is up.
+    Heartbeat {
+        /// Counts up by one each.
+        sequence: u64,
+        /// Data-path progress: bursts of work done since start. A value that stands still although
+        /// `backlog` is set tells a stuck data path from an idle one.
+        progress: u64,
+        /// Whether the data path knows of work it has not done.
+        backlog: bool,
+    },
+    /// EM → OM: a function's life cycle went on.
+    Function {
+        /// Id from [`FunctionSpec::id`].
+        function: u32,
+        /// Where it is now.
+        state: FunctionState,
+    },
+    /// OM → EM: bytes of the function's shadow changed without an access by the guest (link status,
+    /// say); the EM raises the configuration-change interrupt.
+    ConfigChanged {
+        /// Id from [`FunctionSpec::id`].
+        function: u32,
+    },
+}
+
+/// Longest pause between two heartbeats on a healthy connection, in milliseconds.
+pub const HEARTBEAT_INTERVAL_MS: u64 = 500;
