@@ -41,3 +41,10 @@ pub enum LinkKind {
         path: String,
     },
 }
+
+/// Size in bytes of the memfd behind [`LinkKind::Shm`]: two rings and their indices. The OM makes it
+/// zero-filled and sealed against resizing; all zeroes is a valid empty wire.
+pub const SHM_LINK_BYTES: u64 = 2 * (SHM_RING_BYTES + 4096);
+
+/// Payload bytes of one direction of a shared-memory wire, a power of two.
+pub const SHM_RING_BYTES: u64 = 4 << 20;
