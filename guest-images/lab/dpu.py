@@ -1,0 +1,82 @@
+"""The DPU's side of a lab: writes the OM's file, starts the OM (which starts the EMs), asks dpuctl."""
+
+import json
+import os
+import subprocess
+import time
+
+from . import host
+from .errors import LabError, tail
+
+
+class Function:
+    """A virtio-net function of one guest."""
+
+    def __init__(self, index, mtu=1500, queue_pairs=1, queue_size=256, rail=0):
+        self.em = f"em{index}" if rail == 0 else f"em{index}r{rail}"
+        self.name = f"net{index}" if rail == 0 else f"net{index}r{rail}"
+        self.mac = f"02:00:00:00:{rail:02x}:{index + 1:02x}"
+        self.ip = f"10.0.{rail}.{index + 1}"
+        self.mtu, self.queue_pairs, self.queue_size = mtu, queue_pairs, queue_size
+        self.port = None
+
+    def toml(self):
+        """This function and its EM as tables of the OM's file."""
+        wire = f"port = {self.port}" if self.port else 'network = "lab"'
+        return (f'[[em]]\nname = "{self.em}"\n\n  [[em.function]]\n  name = "{self.name}"\n'
+                f'  kind = "virtio-net"\n  mac = "{self.mac}"\n  ip = "{self.ip}/24"\n  mtu = {self.mtu}\n'
+                f"  queue_pairs = {self.queue_pairs}\n  queue_size = {self.queue_size}\n  {wire}\n")
+
+
+class Dpu:
+    """One OM with its EMs in `run_dir`."""
+
+    def __init__(self, run_dir, functions, keep=False):
+        self.run_dir, self.functions, self.keep = run_dir, functions, keep
+        self.log = os.path.join(run_dir, "om.log")
+        self.config = os.path.join(run_dir, "distdpu.toml")
+        self.process = None
+
+    def start(self, timeout=15):
+        """Brings OM and EMs up; returns when every function waits for its VMM."""
+        with open(self.config, "w") as f:
+            f.write(f'[dpu]\nrun_dir = "{self.run_dir}"\n\n[[network]]\nname = "lab"\n\n')
+            f.write("\n".join(function.toml() for function in self.functions))
+        self.process = host.start([host.program("om"), "--config", self.config], self.log, self.keep)
+        deadline = time.monotonic() + timeout
+        while True:
+            if self.process.poll() is not None:
+                raise LabError(f"the OM ended at once: {tail(self.log, 1)}", self.log)
+            try:
+                if all(f["state"] != "absent" for f in self.ctl("functions")["functions"]):
+                    return self
+            except LabError:
+                pass
+            if time.monotonic() > deadline:
+                raise LabError(f"the EMs were not up after {timeout} s", self.log)
+            time.sleep(0.05)
+
+    def ctl(self, *words):
+        """`dpuctl --json …`, parsed."""
+        done = subprocess.run(
+            [host.program("dpuctl"), "--socket", os.path.join(self.run_dir, "dpuctl.sock"), "--json", *words],
+            capture_output=True, text=True)
+        if done.returncode != 0:
+            raise LabError(done.stderr.strip() or f"dpuctl {' '.join(words)} failed", self.log)
+        return json.loads(done.stdout)
+
+    def socket(self, function):
+        """The vfio-user socket of a function."""
+        return os.path.join(self.run_dir, f"{function.name}.sock")
+
+    def em_pids(self):
+        """Process ids of the EMs by name."""
+        return {em["name"]: em["pid"] for em in self.ctl("status")["ems"]}
+
+    def alive(self):
+        """Whether the OM runs."""
+        return self.process is not None and self.process.poll() is None
+
+    def stop(self):
+        """Ends OM and EMs."""
+        host.stop(self.process)

@@ -1,0 +1,225 @@
+"""The main job behind `./run-vm.sh`."""
+
+import argparse
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import termios
+import time
+import tty
+
+from . import host, workloads
+from .cloudinit import make_seed
+from .errors import LabError
+from .report import table, write_json
+from .session import Lab, find_parts
+from .vm import Boot, check_arguments, image_format
+
+SIZES = (2, 4096, 65536, 1048576)
+KEPT = os.path.join(os.environ.get("XDG_RUNTIME_DIR", "/tmp"), "distdpu-kept.json")
+
+
+def arguments(argv):
+    """The command line of run-vm.sh."""
+    p = argparse.ArgumentParser(
+        prog="run-vm.sh", description="Boot guests on a software DPU and run RDMA between them.")
+    p.add_argument("--guests", type=int, default=2, metavar="N", help="guests, each on an EM of its own (default 2)")
+    p.add_argument("--test", default="ib_write_bw", metavar="CMD",
+                   help="a perftest name, iperf3, ping, or a shell command for the last guest ($PEER is the first)")
+    p.add_argument("--shell", action="store_true", help="boot, then leave the guests up with consoles to log in to")
+    p.add_argument("--keep", action="store_true", help="leave everything running after the test")
+    p.add_argument("--stop", action="store_true", help="end what --keep left running")
+    p.add_argument("--console", metavar="VM", help="attach to the console of a kept guest (leave with Ctrl-])")
+    p.add_argument("--image", metavar="FILE", help="your own cloud image as the guests' disk (never written to)")
+    p.add_argument("--kernel", metavar="FILE", help="your own kernel (its virtio_net and rdma_rxe built in, or use --image)")
+    p.add_argument("--accel", choices=("auto", "kvm", "tcg"), default="auto")
+    p.add_argument("--memory", default="512M", metavar="SIZE", help="memory of each guest (default 512M)")
+    p.add_argument("--cpus", type=int, default=1, metavar="N", help="virtual CPUs of each guest (default 1)")
+    p.add_argument("--mtu", type=int, default=9000, metavar="N", help="MTU of the network (default 9000)")
+    p.add_argument("--queue-pairs", type=int, default=1, metavar="N")
+    p.add_argument("--qemu-arg", action="append", default=[], metavar="ARG", help="an extra argument for QEMU")
+    p.add_argument("--json", metavar="FILE", help="also write the results there")
+    args = p.parse_args(argv)
+    if not 1 <= args.guests <= 64:
+        raise LabError(f"--guests {args.guests} is out of range; give 1 to 64")
+    if args.guests < 2 and not args.shell:
+        raise LabError("a test needs two guests; use --guests 2 or more, or --shell")
+    if not 68 <= args.mtu <= 9000:
+        raise LabError(f"--mtu {args.mtu} is out of range; give 68 to 9000")
+    if not 1 <= args.queue_pairs <= 32:
+        raise LabError(f"--queue-pairs {args.queue_pairs} is out of range; give 1 to 32")
+    check_arguments(args.qemu_arg)
+    for name in ("image", "kernel"):
+        path = getattr(args, name)
+        if path and not os.path.isfile(path):
+            raise LabError(f"--{name} {path}: there is no such file")
+    if args.image:
+        image_format(args.image)
+    if args.image and not args.shell and args.test != "ib_write_bw":
+        host.say("the test runs inside your image: it must have the programs the test needs")
+    return args
+
+
+def run_test(lab, args):
+    """Runs `--test`; returns `(header, rows, results, exit status)`."""
+    server, client, rows, results = lab.vms[0], lab.vms[-1], [], []
+    if args.test in workloads.PERFTEST:
+        kind = workloads.PERFTEST[args.test]
+        header = (["pair", "bytes", "MiB/s", "k msg/s"] if kind == "bw" else ["pair", "bytes", "typical µs", "99 % µs"])
+        for index, vm in enumerate(lab.vms[1:], 1):
+            for size in SIZES if kind == "bw" else SIZES[:3]:
+                host.say(f"{args.test}, {size} bytes, {vm.name} → vm0")
+                r = workloads.perftest(server, vm, lab.ip(0), args.test, size)
+                results.append({"test": args.test, "from": vm.name, "to": "vm0", "bytes": size, **r})
+                rows.append([f"{vm.name} → vm0", size] + (
+                    [r["mib_per_s"], r["msg_per_s"] / 1e3] if kind == "bw" else [r["typical_us"], r["p99_us"]]))
+        return header, rows, results, 0
+    if args.test in ("iperf3", "ping"):
+        for index, vm in enumerate(lab.vms[1:], 1):
+            host.say(f"{args.test}, {vm.name} → vm0")
+            r = workloads.iperf3(server, vm, lab.ip(0)) if args.test == "iperf3" else workloads.ping(vm, lab.ip(0))
+            results.append({"test": args.test, "from": vm.name, "to": "vm0", **r})
+            rows += [[f"{vm.name} → vm0", key, value] for key, value in r.items()]
+        return ["pair", "figure", "value"], rows, results, 0
+    host.say(f"in {client.name}: {args.test}")
+    status, output = client.run(f"export PEER={lab.ip(0)}; {args.test}", 3600)
+    sys.stdout.write(output)
+    return None, None, [{"test": args.test, "status": status, "output": output}], status
+
+
+def attach(name):
+    """Relays this terminal to a kept guest's console."""
+    kept = load_kept()
+    path = os.path.join(kept["run_dir"], f"{name}.con")
+    if not os.path.exists(path):
+        raise LabError(f"there is no guest `{name}`; kept guests: {', '.join(kept['guests'])}")
+    if not sys.stdin.isatty():
+        raise LabError("--console needs a terminal")
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(path)
+        before = termios.tcgetattr(0)
+        print(f"console of {name}; Ctrl-] leaves, Enter gives a prompt", flush=True)
+        try:
+            tty.setraw(0)
+            while True:
+                ready, _, _ = select.select([0, s], [], [])
+                data = os.read(0, 4096) if 0 in ready else b""
+                if b"\x1d" in data:
+                    return
+                s.sendall(data)
+                if s in ready:
+                    output = s.recv(4096)
+                    if not output:
+                        return
+                    os.write(1, output)
+        finally:
+            termios.tcsetattr(0, termios.TCSADRAIN, before)
+            print()
+
+
+def load_kept():
+    """What `--keep` or `--shell` noted."""
+    try:
+        with open(KEPT) as f:
+            return json.load(f)
+    except (OSError, ValueError):
+        raise LabError("nothing is running that --keep or --shell left")
+
+
+def stop_kept():
+    """Ends the processes that `--keep` noted, when they are still those."""
+    kept = load_kept()
+    for pid, program in kept["processes"]:
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                if kept["run_dir"].encode() in f.read():
+                    os.kill(pid, signal.SIGTERM)
+        except OSError:
+            continue
+    host.say(f"stopped; logs are in {kept['run_dir']}")
+    os.unlink(KEPT)
+
+
+def note_kept(lab):
+    """Writes down what stays up, for --console and --stop."""
+    write_json(KEPT, {"run_dir": lab.run_dir, "guests": [vm.name for vm in lab.vms],
+                      "processes": [[vm.process.pid, vm.name] for vm in lab.vms] + [[lab.dpu.process.pid, "om"]]})
+
+
+def main_job(args):
+    """Set-up, boot, test, result, end."""
+    accel, why = host.pick_accel(args.accel)
+    host.say(f"accelerator: {accel} ({why})")
+    memory = host.size_mib(args.memory)
+    host.check_memory(args.guests, memory)
+    begin = time.monotonic()
+    qemu, boot = find_parts(args.kernel)
+    boots = None
+    if args.image:
+        boots = [Boot(args.kernel, None, args.image, make_seed(i, args.mtu), "root=/dev/vda rw" if args.kernel else "")
+                 for i in range(args.guests)]
+    host.say(f"starting one OM, {args.guests} EMs and {args.guests} guests")
+    with Lab(qemu, boot, args.guests, accel, memory, args.cpus, args.mtu, args.queue_pairs,
+             extra=args.qemu_arg, keep=args.keep, boots=boots) as lab:
+        booted = time.monotonic()
+        lab.wait_ready(600 if args.image else 180)
+        host.say(f"guests up after {time.monotonic() - booted:.1f} s")
+        if args.shell or args.keep:
+            note_kept(lab)
+        if args.shell:
+            print(f"{args.guests} guests are up. In another terminal:")
+            for vm, f in zip(lab.vms, lab.functions):
+                print(f"  ./run-vm.sh --console {vm.name}     # {f.ip}")
+            print("Ctrl-C here ends them." if not args.keep else "./run-vm.sh --stop ends them.", flush=True)
+            while not args.keep:
+                time.sleep(1)
+                for vm in lab.vms:
+                    vm.check()
+            return 0
+        header, rows, results, status = run_test(lab, args)
+        if header:
+            print(f"\n{args.test} between stock guests over the DPU ({accel}, MTU {args.mtu})\n")
+            print(table(header, rows))
+        if args.json:
+            write_json(args.json, {"accel": accel, "mtu": args.mtu, "guests": args.guests,
+                                   "seconds": time.monotonic() - begin, "results": results})
+        if args.keep:
+            print("everything stays up: ./run-vm.sh --console vm0, ./run-vm.sh --stop")
+        return status
+
+
+def main(argv):
+    """Entry; every failure is one sentence."""
+    def end(signum, frame):
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGTERM, end)
+    try:
+        args = arguments(argv)
+        if args.stop:
+            stop_kept()
+            return 0
+        if args.console:
+            attach(args.console)
+            return 0
+        return main_job(args)
+    except LabError as e:
+        print(f"run-vm.sh: {e}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        if os.path.exists(KEPT) and not ("--keep" in argv or "--console" in argv or "--stop" in argv):
+            forget_dead()
+
+
+def forget_dead():
+    """Removes the note when nothing of it runs any more."""
+    try:
+        kept = load_kept()
+    except LabError:
+        return
+    if not any(os.path.exists(f"/proc/{pid}") for pid, _ in kept["processes"]):
+        os.unlink(KEPT)

@@ -1,0 +1,81 @@
+"""A whole lab: DPU, guests, and an end that leaves nothing behind."""
+
+import os
+import shutil
+import tempfile
+
+from . import host
+from .dpu import Dpu, Function
+from .errors import LabError
+from .vm import Boot, Vm, dpu_nic
+
+
+def find_parts(kernel=None):
+    """Set-up: `(qemu, boot)` from the cached QEMU and guest image, made where they are missing."""
+    host.say("QEMU with vfio-user (made once, then cached)")
+    qemu = host.script("get-qemu.sh")
+    host.say("guest image (made once, then cached)")
+    image = host.script("build-guest.sh")
+    boot = Boot(kernel or os.path.join(image, "vmlinuz"), next(
+        os.path.join(image, f) for f in sorted(os.listdir(image)) if f.startswith("initramfs")))
+    return qemu, boot
+
+
+class Lab:
+    """`with Lab(...) as lab:` brings everything up and takes all of it down again."""
+
+    def __init__(self, qemu, boot, guests=2, accel="tcg", memory=512, cpus=1, mtu=1500, queue_pairs=1,
+                 queue_size=256, rxe=True, extra=(), keep=False, boots=None):
+        self.run_dir = tempfile.mkdtemp(prefix="distdpu-")
+        self.keep, self.failed = keep, False
+        self.functions = [Function(i, mtu, queue_pairs, queue_size) for i in range(guests)]
+        self.dpu = Dpu(self.run_dir, self.functions, keep)
+        self.settings = dict(qemu=qemu, accel=accel, memory=memory, cpus=cpus, extra=extra, keep=keep)
+        self.boots = boots or [boot] * guests
+        self.rxe, self.mtu = rxe, mtu
+        self.vms = [self.make_vm(i) for i in range(guests)]
+
+    def make_vm(self, index):
+        """A fresh guest on function `index`; the caller starts it."""
+        f = self.functions[index]
+        line = f"dpu.ip={f.ip}/24 dpu.mtu={self.mtu}" + (" dpu.rxe=1" if self.rxe else "")
+        return Vm(f"vm{index}", self.run_dir, boot=self.boots[index], nics=[dpu_nic(self.dpu.socket(f))],
+                  command_line=line, **self.settings)
+
+    def replace_vm(self, index):
+        """A new guest in the place of one that ended."""
+        for kind in ("con", "ctl", "qmp"):
+            if os.path.exists(self.vms[index].path(kind)):
+                os.unlink(self.vms[index].path(kind))
+        self.vms[index] = self.make_vm(index)
+        return self.vms[index]
+
+    def ip(self, index):
+        """The address of guest `index` on the DPU's network."""
+        return self.functions[index].ip
+
+    def __enter__(self):
+        try:
+            self.dpu.start()
+            for vm in self.vms:
+                vm.start()
+            return self
+        except BaseException:
+            self.__exit__(LabError, None, None)
+            raise
+
+    def wait_ready(self, timeout=120):
+        """Returns when every guest answers and its interface has carrier."""
+        for vm in self.vms:
+            vm.wait_ready(timeout)
+        return self
+
+    def __exit__(self, kind, value, trace):
+        self.failed = kind is not None
+        if self.keep and not self.failed:
+            return
+        for vm in self.vms:
+            vm.stop()
+        self.dpu.stop()
+        if not self.failed:
+            shutil.rmtree(self.run_dir, ignore_errors=True)

@@ -1,0 +1,66 @@
+"""What users run between two guests, and the figures in what it prints."""
+
+import json
+import re
+import time
+
+from .errors import LabError
+
+PERFTEST = {
+    "ib_write_bw": "bw", "ib_send_bw": "bw", "ib_read_bw": "bw",
+    "ib_write_lat": "lat", "ib_send_lat": "lat", "ib_read_lat": "lat",
+}
+PORT = 18515
+
+
+def perftest(server, client, address, name="ib_write_bw", size=65536, seconds=2, options="", device="rxe0"):
+    """One perftest run. Bandwidth: `{mib_per_s, msg_per_s}`; latency: `{typical_us, p99_us}`."""
+    kind = PERFTEST[name]
+    length = f"-D {seconds}" if kind == "bw" else "-n 1000"
+    command = f"{name} -d {device} -F -s {size} -p {PORT} {length} {options}"
+    server.must(f"pkill -x {name} 2>/dev/null; {command} >/tmp/server.log 2>&1 </dev/null & sleep 0.2", 20)
+    for attempt in range(20):
+        status, text = client.run(f"timeout {seconds + 60} {command} {address} 2>&1", seconds + 75)
+        if status == 0 or "Couldn't connect" not in text:
+            break
+        time.sleep(0.25)
+    if status != 0:
+        words = server.run("cat /tmp/server.log", 20)[1]
+        raise LabError(f"{name} of {size} bytes ended with {status}: {last_line(text)}; server: {last_line(words)}",
+                       client.console_log)
+    row = next((line.split() for line in reversed(text.splitlines())
+                if re.match(rf"\s*{size}\s+\d", line)), None)
+    if row is None:
+        raise LabError(f"{name} printed no result line: {last_line(text)}", client.console_log)
+    if kind == "bw":
+        return {"mib_per_s": float(row[3]), "msg_per_s": float(row[4]) * 1e6}
+    return {"typical_us": float(row[4]), "p99_us": float(row[7])}
+
+
+def last_line(text):
+    """The last line of some output that says anything."""
+    lines = [line.strip() for line in text.splitlines() if line.strip(" -")]
+    return lines[-1] if lines else "(no output)"
+
+
+def iperf3(server, client, address, seconds=3, options=""):
+    """TCP (or, by `options`, UDP) from client to server; `-R` in the options turns it round. Mb/s received."""
+    server.must("pkill -x iperf3 2>/dev/null; iperf3 -s -D --logfile /tmp/iperf3.log; sleep 0.2", 20)
+    status, text = client.run(f"iperf3 -J -c {address} -t {seconds} {options} 2>&1", seconds + 60)
+    try:
+        end = json.loads(text)["end"]
+        total = end.get("sum_received") or end["sum"]
+        return {"mbit_per_s": total["bits_per_second"] / 1e6}
+    except (ValueError, KeyError):
+        raise LabError(f"iperf3 ended with {status}: {last_line(text)}", client.console_log)
+
+
+def ping(client, address, count=1000, size=56, flood=True):
+    """Round trip of flood pings: `{avg_us, min_us, lost}`."""
+    status, text = client.run(
+        f"ping -q -n -c {count} -s {size} {'-f' if flood else '-i 0.2'} {address} 2>&1", 120)
+    times = re.search(r"= ([\d.]+)/([\d.]+)/", text)
+    lost = re.search(r"([\d.]+)% packet loss", text)
+    if times is None or lost is None:
+        raise LabError(f"ping {address} ended with {status}: {last_line(text)}", client.console_log)
+    return {"min_us": float(times[1]) * 1e3, "avg_us": float(times[2]) * 1e3, "lost": float(lost[1])}
