@@ -1,2 +1,42 @@
-//! M2M fabric.
+//! The M2M fabric: what joins the Orchestration Module (OM) and its Execution Modules (EMs).
+//!
+//! A connection joins one OM and one EM and carries three kinds of traffic, both ways:
+//!
+//! * **messages**: a [`proto::Request`] is answered by one [`proto::Reply`]; a [`proto::Event`] by
+//!   nothing. Requests may carry file descriptors.
+//! * **registers**: 4-byte reads and writes with byte enables, the shape of a PCIe configuration
+//!   request. They are the fast path for trapped accesses of a guest; see [`RegisterPort`].
+//! * **liveness**: heartbeats every [`proto::HEARTBEAT_INTERVAL_MS`], [`Fabric::last_heard`], and one
+//!   call of [`Handler::down`] at the end.
+//!
+//! Start from [`Fabric`] (what a module does to its peer), [`Handler`] (what the peer does to a
+//! module), and [`local`] (how two processes of one host get a connection).
+//!
+//! What it is not: it holds no policy, restarts nobody, reconnects nothing, and knows no function,
+//! queue or packet. A peer is another process and is not trusted: whatever it sends or writes into
+//! shared memory costs at most its own connection.
+//!
+//! # Other transports
+//!
+//! The OM and the EM see `Arc<dyn Fabric>` and `Arc<dyn Handler>` only; only the line that calls
+//! [`local::connect`] or [`local::LocalListener`] knows the transport. What a remote one (TCP with
+//! TLS, say) needs is already in the interface:
+//!
+//! * [`wire`] is independent of how packets travel; a byte stream adds a length it already has.
+//! * [`Fabric::call`] with descriptors fails with [`FabricError::NoFds`] where they cannot travel,
+//!   and [`Fabric::carries_fds`] says so beforehand.
+//! * Register accesses become small frames; posted writes need no answer, the others already have
+//!   a timeout and may take a network's time. Order among register accesses of one direction is
+//!   the order of the calls; messages and registers are not ordered with each other, on any
+//!   transport.
+//! * [`PeerInfo`] of a remote peer comes from its authenticated identity.
+//! * A connection that breaks is down for good; whoever wants another makes another.
+
+mod error;
+mod fabric;
+pub mod local;
 pub mod proto;
+pub mod wire;
+
+pub use error::FabricError;
+pub use fabric::{Fabric, Handler, PeerInfo, RegisterPort};
