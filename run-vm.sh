@@ -37,7 +37,7 @@ ensure_rust() {
       candidate=${candidate%%[+~-]*}
       if [ -n "$candidate" ] && [ "$candidate" != "(none)" ] && at_least "$msrv" "$candidate"; then
         install "$package" "${package/cargo/rustc}"
-        for dir in "/usr/lib/rust-${package#cargo-}/bin"; do [ -x "$dir/cargo" ] && PATH="$dir:$PATH"; done
+        if [ -x "/usr/lib/rust-${package#cargo-}/bin/cargo" ]; then PATH="/usr/lib/rust-${package#cargo-}/bin:$PATH"; fi
         return
       fi
     done

@@ -1,14 +1,14 @@
 """A NoCloud seed for a user's own image: address, root console, and the agent that runs commands."""
 
 import os
-import tempfile
 
 from . import host
 
 
-def make_seed(index, mtu):
-    """A folder that QEMU shows the guest as a CIDATA disk."""
-    folder = tempfile.mkdtemp(prefix="distdpu-seed-")
+def make_seed(run_dir, index, mtu):
+    """A folder in `run_dir` that QEMU shows the guest as a CIDATA disk."""
+    folder = os.path.join(run_dir, f"seed{index}")
+    os.mkdir(folder)
     with open(os.path.join(host.ROOT, "guest-images", "agent.sh")) as f:
         agent = f.read()
     indented = "".join(f"      {line}" for line in agent.splitlines(keepends=True))

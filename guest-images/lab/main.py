@@ -159,8 +159,9 @@ def main_job(args):
     qemu, boot = find_parts(args.kernel)
     boots = None
     if args.image:
-        boots = [Boot(args.kernel, None, args.image, make_seed(i, args.mtu), "root=/dev/vda rw" if args.kernel else "")
-                 for i in range(args.guests)]
+        def boots(run_dir):
+            return [Boot(args.kernel, None, args.image, make_seed(run_dir, i, args.mtu),
+                         "root=/dev/vda rw" if args.kernel else "") for i in range(args.guests)]
     host.say(f"starting one OM, {args.guests} EMs and {args.guests} guests")
     with Lab(qemu, boot, args.guests, accel, memory, args.cpus, args.mtu, args.queue_pairs,
              extra=args.qemu_arg, keep=args.keep, boots=boots) as lab:

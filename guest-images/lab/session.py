@@ -31,7 +31,7 @@ class Lab:
         self.functions = [Function(i, mtu, queue_pairs, queue_size) for i in range(guests)]
         self.dpu = Dpu(self.run_dir, self.functions, keep)
         self.settings = dict(qemu=qemu, accel=accel, memory=memory, cpus=cpus, extra=extra, keep=keep)
-        self.boots = boots or [boot] * guests
+        self.boots = boots(self.run_dir) if boots else [boot] * guests
         self.rxe, self.mtu = rxe, mtu
         self.vms = [self.make_vm(i) for i in range(guests)]
 
