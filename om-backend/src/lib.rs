@@ -1,1 +1,3 @@
-//! placeholder
+//! The Orchestration Module.
+
+pub mod config;

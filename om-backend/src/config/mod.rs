@@ -1,0 +1,135 @@
+//! The configuration file: which EMs there are, which functions they have, and what joins them.
+//!
+//! Start from [`Config::load`]. A [`Config`] in hand has been checked: names and MAC addresses are
+//! unique, networks exist, values are in range. What only the running system can tell (a socket in
+//! use, a missing program) is not checked here.
+
+mod error;
+mod parse;
+mod reader;
+#[cfg(test)]
+mod tests;
+mod values;
+
+pub use error::ConfigError;
+pub use values::{IpPrefix, MacAddress};
+
+use std::path::{Path, PathBuf};
+
+/// Longest path of a unix socket in bytes (`sockaddr_un` without the final NUL).
+pub const MAX_SOCKET_PATH: usize = 107;
+
+/// A whole DPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Folder of the sockets and the EMs' logs.
+    pub run_dir: PathBuf,
+    /// Program of the EMs; `em` beside the OM's own program when not given.
+    pub em_binary: Option<PathBuf>,
+    /// Networks by name.
+    pub networks: Vec<String>,
+    /// The EMs; at least one.
+    pub ems: Vec<EmConfig>,
+}
+
+/// One EM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EmConfig {
+    /// Unique name.
+    pub name: String,
+    /// Whether the OM starts and restarts it; otherwise somebody else does.
+    pub managed: bool,
+    /// What it serves; at least one.
+    pub functions: Vec<FunctionConfig>,
+}
+
+/// One PCIe function.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FunctionConfig {
+    /// Unique name.
+    pub name: String,
+    /// What it is to its driver.
+    pub kind: FunctionKind,
+    /// Permanent MAC address, unicast and unique.
+    pub mac: MacAddress,
+    /// Address that its guest takes, for people and for scripts that set guests up; the DPU does not
+    /// use it.
+    pub ip: Option<IpPrefix>,
+    /// Largest payload of an Ethernet frame in bytes, 68 to 9000.
+    pub mtu: u16,
+    /// Receive/transmit pairs, 1 to 32.
+    pub queue_pairs: u16,
+    /// Entries of a queue, a power of two from 16 to 32768.
+    pub queue_size: u16,
+    /// Speed shown to the driver in Mbit/s.
+    pub speed_mbps: Option<u32>,
+    /// Where the VMM connects, at most [`MAX_SOCKET_PATH`] bytes.
+    pub socket: PathBuf,
+    /// Where its frames go.
+    pub attachment: Attachment,
+    /// Copy of its frames as a pcap file.
+    pub capture: Option<PathBuf>,
+    /// Whether the administrator lets the link be up at start.
+    pub link_up: bool,
+}
+
+/// What a function is to its driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FunctionKind {
+    /// virtio network device.
+    VirtioNet,
+}
+
+impl FunctionKind {
+    /// The word in the file.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::VirtioNet => "virtio-net",
+        }
+    }
+}
+
+/// Where a function's frames go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Attachment {
+    /// To the other functions of a network.
+    Network(String),
+    /// To a TAP interface of the host, by name.
+    Tap(String),
+    /// Back.
+    Loopback,
+    /// Nowhere.
+    Null,
+}
+
+impl Config {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with its line.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        Self::parse(&path.to_string_lossy(), &text)
+    }
+
+    /// Checks the text of a file; `file` is its name in complaints.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with its line.
+    pub fn parse(file: &str, text: &str) -> Result<Self, ConfigError> {
+        parse::parse(reader::Source { file, text })
+    }
+
+    /// Socket where the EMs reach the OM.
+    pub fn m2m_socket(&self) -> PathBuf {
+        self.run_dir.join("m2m.sock")
+    }
+
+    /// Socket where `dpuctl` reaches the OM.
+    pub fn dpuctl_socket(&self) -> PathBuf {
+        self.run_dir.join("dpuctl.sock")
+    }
+}
