@@ -1,0 +1,287 @@
+//! An OM with its EMs, as the processes that users run.
+
+use crate::time::{SOON, wait_for};
+use crate::{Error, Result};
+use serde_json::Value;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// A virtio-net function for the OM's file, in an EM of its own.
+#[derive(Debug, Clone)]
+pub struct Net {
+    /// MTU.
+    pub mtu: u16,
+    /// Queue pairs.
+    pub pairs: u16,
+    /// Queue size.
+    pub queue_size: u16,
+    /// Value of the key `port` as TOML; without, the function is on the common network.
+    pub port: Option<&'static str>,
+    /// File name of a pcap file, in the DPU's directory.
+    pub capture: Option<&'static str>,
+}
+
+impl Default for Net {
+    fn default() -> Self {
+        Self {
+            mtu: 9000,
+            pairs: 1,
+            queue_size: 256,
+            port: None,
+            capture: None,
+        }
+    }
+}
+
+/// A running DPU. Dropping it ends its processes and removes its files.
+#[derive(Debug)]
+pub struct Dpu {
+    directory: TempDir,
+    om: Child,
+    functions: usize,
+}
+
+impl Dpu {
+    /// Starts an OM for these functions (`em0` has `net0` and so on) and waits until all EMs are up.
+    ///
+    /// # Errors
+    /// The programs are not built, or did not come up; with the end of their log.
+    pub fn start(functions: &[Net]) -> Result<Self> {
+        Self::with_config(functions.len(), |directory| config(directory, functions))
+    }
+
+    /// The same with a configuration text of the caller's; `functions` of them are waited for.
+    ///
+    /// # Errors
+    /// The programs are not built, or did not come up.
+    pub fn with_config(functions: usize, text: impl FnOnce(&Path) -> String) -> Result<Self> {
+        program("em")?;
+        let directory = TempDir::with_prefix("distdpu-test-")?;
+        let file = directory.path().join("distdpu.toml");
+        std::fs::write(&file, text(directory.path()))?;
+        let log = File::create(directory.path().join("om.log"))?;
+        let om = Command::new(program("om")?)
+            .arg("--config")
+            .arg(&file)
+            .env(
+                "RUST_LOG",
+                std::env::var("RUST_LOG").unwrap_or_else(|_| "info".into()),
+            )
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
+        let mut dpu = Self {
+            directory,
+            om,
+            functions,
+        };
+        dpu.wait_up()?;
+        Ok(dpu)
+    }
+
+    /// Waits until every function waits for its VMM or has one.
+    ///
+    /// # Errors
+    /// [`Error::Harness`] with the end of the log.
+    pub fn wait_up(&mut self) -> Result<()> {
+        let functions = self.functions;
+        let up = wait_for("the EMs", SOON, || {
+            if let Ok(Some(status)) = self.om.try_wait() {
+                return Some(Err(status));
+            }
+            let answer = self.ctl(&["functions"]).ok()?;
+            let list = answer["functions"].as_array()?;
+            let present = list
+                .iter()
+                .filter(|f| !matches!(f["state"].as_str(), None | Some("absent")))
+                .count();
+            (present == functions).then_some(Ok(()))
+        });
+        match up {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(status)) => Err(Error::Harness(format!(
+                "the OM ended with {status}:\n{}",
+                self.log_end()
+            ))),
+            Err(_) => Err(Error::Harness(format!(
+                "the EMs did not come up; functions: {:?}; log:\n{}",
+                self.ctl(&["functions"]),
+                self.log_end()
+            ))),
+        }
+    }
+
+    /// `dpuctl --json` with these words, parsed.
+    ///
+    /// # Errors
+    /// What dpuctl says on its standard error.
+    pub fn ctl(&self, words: &[&str]) -> Result<Value> {
+        let done = Command::new(program("dpuctl")?)
+            .arg("--socket")
+            .arg(self.directory.path().join("dpuctl.sock"))
+            .arg("--json")
+            .args(words)
+            .stdin(Stdio::null())
+            .output()?;
+        if !done.status.success() {
+            return Err(Error::Harness(
+                String::from_utf8_lossy(&done.stderr).trim().into(),
+            ));
+        }
+        serde_json::from_slice(&done.stdout)
+            .map_err(|e| Error::Harness(format!("dpuctl's JSON: {e}")))
+    }
+
+    /// Counters of function `netN`.
+    ///
+    /// # Errors
+    /// dpuctl failed or does not know the function.
+    pub fn function_stats(&self, index: usize) -> Result<Value> {
+        let answer = self.ctl(&["stats"])?;
+        let name = format!("net{index}");
+        answer["functions"]
+            .as_array()
+            .and_then(|list| list.iter().find(|f| f["name"] == name.as_str()))
+            .cloned()
+            .ok_or_else(|| Error::Harness(format!("dpuctl stats has no {name}: {answer}")))
+    }
+
+    /// Process id of `emN`.
+    ///
+    /// # Errors
+    /// dpuctl failed or the EM is not there.
+    pub fn em_pid(&self, index: usize) -> Result<u32> {
+        let answer = self.ctl(&["status"])?;
+        let name = format!("em{index}");
+        answer["ems"]
+            .as_array()
+            .and_then(|list| list.iter().find(|em| em["name"] == name.as_str()))
+            .and_then(|em| em["pid"].as_u64())
+            .map(|pid| pid as u32)
+            .ok_or_else(|| Error::Harness(format!("dpuctl status has no pid of {name}: {answer}")))
+    }
+
+    /// Process id of the OM.
+    pub fn om_pid(&self) -> u32 {
+        self.om.id()
+    }
+
+    /// The vfio-user socket of function `netN`.
+    pub fn socket(&self, index: usize) -> PathBuf {
+        self.directory.path().join(format!("net{index}.sock"))
+    }
+
+    /// The directory of the DPU's files.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// The last lines that OM and EMs logged.
+    pub fn log_end(&self) -> String {
+        let mut text = String::new();
+        let Ok(entries) = std::fs::read_dir(self.directory.path()) else {
+            return text;
+        };
+        for path in entries.flatten().map(|e| e.path()) {
+            if path.extension().is_some_and(|e| e == "log") {
+                let log = std::fs::read(&path).unwrap_or_default();
+                let log = String::from_utf8_lossy(&log);
+                let lines: Vec<&str> = log.lines().collect();
+                let _ = writeln!(text, "--- {}", path.display());
+                for line in lines.iter().skip(lines.len().saturating_sub(30)) {
+                    let _ = writeln!(text, "{line}");
+                }
+            }
+        }
+        text
+    }
+
+    /// Whether the OM runs.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.om.try_wait(), Ok(None))
+    }
+}
+
+impl Drop for Dpu {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.log_end());
+        }
+        if let Some(pid) = rustix::process::Pid::from_raw(self.om.id() as i32) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        let ended = wait_for("the OM to end", Duration::from_secs(5), || {
+            self.om.try_wait().ok().flatten()
+        });
+        if ended.is_err() {
+            eprintln!(
+                "the OM did not end on SIGTERM within 5 s:\n{}",
+                self.log_end()
+            );
+            let _ = self.om.kill();
+            let _ = self.om.wait();
+        }
+    }
+}
+
+/// The OM's file for functions `net0`…, each in its EM.
+pub fn config(directory: &Path, functions: &[Net]) -> String {
+    let mut text = format!(
+        "[dpu]\nrun_dir = \"{}\"\n\n[[network]]\nname = \"lab\"\n",
+        directory.display()
+    );
+    for (index, net) in functions.iter().enumerate() {
+        let mut wire = match net.port {
+            Some(port) => format!("port = {port}"),
+            None => "network = \"lab\"".into(),
+        };
+        if let Some(capture) = net.capture {
+            let path = directory.join(capture);
+            let _ = write!(wire, "\n  capture = \"{}\"", path.display());
+        }
+        let _ = write!(
+            text,
+            "\n[[em]]\nname = \"em{index}\"\n\n  [[em.function]]\n  name = \"net{index}\"\n  \
+             kind = \"virtio-net\"\n  mac = \"02:00:00:00:00:{:02x}\"\n  ip = \"10.0.0.{}/24\"\n  \
+             mtu = {}\n  queue_pairs = {}\n  queue_size = {}\n  {wire}\n",
+            index + 1,
+            index + 1,
+            net.mtu,
+            net.pairs,
+            net.queue_size,
+        );
+    }
+    text
+}
+
+/// MAC address of `netN`.
+pub fn mac(index: usize) -> [u8; 6] {
+    [2, 0, 0, 0, 0, index as u8 + 1]
+}
+
+/// Path of a program of this workspace, built into the same target directory as this test.
+///
+/// # Errors
+/// It is not built.
+pub fn program(name: &str) -> Result<PathBuf> {
+    let here = std::env::current_exe()?;
+    let profile = here
+        .ancestors()
+        .skip(1)
+        .find(|d| d.file_name().is_some_and(|n| n != "deps"))
+        .unwrap_or(Path::new("."));
+    let path = profile.join(name);
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(Error::Harness(format!(
+        "{} is not there: build it first with `cargo build -p em-device -p om-backend` \
+         (with --release for a release test or a benchmark)",
+        path.display()
+    )))
+}
