@@ -34,8 +34,10 @@
 
 mod error;
 mod fabric;
+mod link;
 pub mod local;
 pub mod proto;
+mod registers;
 pub mod wire;
 
 pub use error::FabricError;

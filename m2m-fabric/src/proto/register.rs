@@ -27,8 +27,8 @@ impl ControlAddress {
         (self.function < MAX_FUNCTIONS
             && self.region < 16
             && self.offset < 1 << 20
-            && self.offset.is_multiple_of(4))
-        .then_some(self.function << 24 | self.region << 20 | self.offset)
+            && self.offset % 4 == 0)
+            .then_some(self.function << 24 | self.region << 20 | self.offset)
     }
 
     /// Parts of a 32-bit address; every value has a meaning.
