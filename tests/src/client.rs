@@ -63,6 +63,11 @@ pub trait Vmm: Send {
     /// # Errors
     /// The socket or the protocol failed.
     fn serve(&mut self) -> Result<()>;
+    /// Sends a message as it is; no reply is waited for.
+    ///
+    /// # Errors
+    /// The socket failed, or this client cannot.
+    fn inject(&mut self, message: &[u8]) -> Result<()>;
     /// The socket to wait on for [`Self::serve`]; `None` when this client has no such requests.
     fn socket(&self) -> Option<BorrowedFd<'_>>;
 }
@@ -296,22 +301,6 @@ impl Client {
         Ok(reply)
     }
 
-    /// Several posted writes in one WRITE_MULTI message.
-    ///
-    /// # Errors
-    /// The socket failed.
-    pub fn write_multi(&mut self, writes: &[(u32, u64, &[u8])]) -> Result<()> {
-        let mut payload = (writes.len() as u64).to_le_bytes().to_vec();
-        for (region, offset, data) in writes {
-            payload.extend_from_slice(&wire::region_access(*region, *offset, data.len() as u32));
-            let mut value = [0; 8];
-            value[..data.len()].copy_from_slice(data);
-            payload.extend_from_slice(&value);
-        }
-        self.send(command::WRITE_MULTI, wire::NO_REPLY, &payload, &[])?;
-        Ok(())
-    }
-
     /// GET_INFO: flags, regions, interrupt indices.
     ///
     /// # Errors
@@ -491,6 +480,10 @@ impl Vmm for Client {
             self.answer(&message)?;
         }
         Ok(())
+    }
+
+    fn inject(&mut self, message: &[u8]) -> Result<()> {
+        self.send_bytes(message, &[])
     }
 
     fn socket(&self) -> Option<BorrowedFd<'_>> {

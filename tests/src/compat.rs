@@ -89,6 +89,12 @@ impl Vmm for CloudHypervisor {
         Ok(())
     }
 
+    fn inject(&mut self, _message: &[u8]) -> Result<()> {
+        Err(Error::Harness(
+            "Cloud Hypervisor's client sends only its own messages".into(),
+        ))
+    }
+
     fn socket(&self) -> Option<BorrowedFd<'_>> {
         None
     }

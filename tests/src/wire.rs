@@ -90,6 +90,18 @@ pub fn dma_unmap(address: u64, size: u64, flags: u32) -> Vec<u8> {
     bytes
 }
 
+/// Payload of WRITE_MULTI: writes of at most 8 bytes to (region, offset).
+pub fn write_multi(writes: &[(u32, u64, &[u8])]) -> Vec<u8> {
+    let mut payload = (writes.len() as u64).to_le_bytes().to_vec();
+    for (region, offset, data) in writes {
+        payload.extend_from_slice(&region_access(*region, *offset, data.len() as u32));
+        let mut value = [0; 8];
+        value[..data.len()].copy_from_slice(data);
+        payload.extend_from_slice(&value);
+    }
+    payload
+}
+
 /// Payload of SET_IRQS without data.
 pub fn set_irqs(index: u32, flags: u32, start: u32, count: u32) -> Vec<u8> {
     words(&[20, flags, index, start, count])

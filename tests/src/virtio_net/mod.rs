@@ -194,11 +194,7 @@ impl VirtioNet {
     /// # Errors
     /// The device refused the features or a queue, or did not answer.
     pub fn start(&mut self, setup: Setup) -> Result<()> {
-        self.negotiate(setup.features)?;
-        self.setup = setup;
-        self.make_queues()?;
-        let status = self.status()?;
-        self.set_status(status | status::DRIVER_OK)?;
+        self.start_without_kick(setup)?;
         self.kick_all()?;
         if setup.pairs > 1 && self.features & features::MQ != 0 {
             let answer = self.set_pairs(setup.pairs)?;
@@ -210,6 +206,18 @@ impl VirtioNet {
             }
         }
         Ok(())
+    }
+
+    /// The same up to DRIVER_OK, with one queue pair in use and without the kicks that follow.
+    ///
+    /// # Errors
+    /// The device refused the features or a queue, or did not answer.
+    pub fn start_without_kick(&mut self, setup: Setup) -> Result<()> {
+        self.negotiate(setup.features)?;
+        self.setup = setup;
+        self.make_queues()?;
+        let status = self.status()?;
+        self.set_status(status | status::DRIVER_OK)
     }
 
     /// Reset and feature negotiation, up to FEATURES_OK.

@@ -1,0 +1,15 @@
+//! Whole-system tests without a VM: real OM, real EMs, and a driver that stands where a guest would.
+
+// A test that panics is a test that failed.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod control_queue;
+mod fixture;
+mod hostile_driver;
+mod hostile_socket;
+mod lifecycle;
+mod om_config;
+mod probe;
+mod stats;
+mod traffic;
+mod traffic_ports;
