@@ -205,3 +205,121 @@ fn parse<T: DeserializeOwned>(kind: &'static str, body: &[u8]) -> Result<T, Wire
         Err(WireError::Trailing(rest.len()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::{Hello, LinkKind, LinkSpec};
+    use proptest::prelude::*;
+
+    fn frames() -> impl Strategy<Value = Frame> {
+        let text = "\\PC{0,200}";
+        prop_oneof![
+            any::<u32>().prop_map(|window_bytes| Frame::Greeting(Greeting { window_bytes })),
+            (any::<u32>(), text, any::<u32>()).prop_map(|(id, em, pid)| {
+                let program = String::new();
+                Frame::Request(id, Request::Hello(Hello { em, pid, program }))
+            }),
+            (any::<u32>(), any::<u32>(), text).prop_map(|(id, link, name)| {
+                Frame::Request(
+                    id,
+                    Request::AddLink(LinkSpec {
+                        id: link,
+                        function: 3,
+                        kind: LinkKind::Tap { name },
+                    }),
+                )
+            }),
+            (any::<u32>(), text).prop_map(|(id, why)| Frame::Reply(id, Reply::Failed(why))),
+            any::<(u64, u64, bool)>().prop_map(|(sequence, progress, backlog)| {
+                Frame::Event(Event::Heartbeat {
+                    sequence,
+                    progress,
+                    backlog,
+                })
+            }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn frame_survives_its_bytes(frame in frames()) {
+            prop_assert_eq!(Frame::parse(&frame.emit().unwrap()), Ok(frame));
+        }
+
+        #[test]
+        fn random_bytes_are_parsed_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
+            let _ = Frame::parse(&bytes);
+        }
+
+        #[test]
+        fn random_body_behind_a_good_header_is_parsed_or_refused(
+            kind in 0u8..6,
+            body in prop::collection::vec(any::<u8>(), 0..512),
+        ) {
+            let mut bytes = emit(kind, 1, "test", &()).unwrap();
+            bytes[field::LENGTH].copy_from_slice(&(body.len() as u32).to_le_bytes());
+            bytes.extend(body);
+            let parsed = Frame::parse(&bytes);
+            prop_assert_eq!(kind > Frame::EVENT, parsed == Err(WireError::Kind(kind)));
+        }
+
+        #[test]
+        fn part_of_a_frame_is_truncated(frame in frames(), cut in any::<prop::sample::Index>()) {
+            let bytes = frame.emit().unwrap();
+            let got = cut.index(bytes.len());
+            let refused = matches!(
+                Frame::parse(&bytes[..got]),
+                Err(WireError::Truncated { got: g, .. }) if g == got
+            );
+            prop_assert!(refused);
+        }
+
+        #[test]
+        fn frame_with_a_tail_is_refused(frame in frames(), tail in 1usize..40) {
+            let mut bytes = frame.emit().unwrap();
+            bytes.resize(bytes.len() + tail, 0);
+            prop_assert_eq!(Frame::parse(&bytes), Err(WireError::Trailing(tail)));
+        }
+    }
+
+    #[test]
+    fn tail_inside_the_body_is_refused() {
+        let mut bytes = Frame::Request(1, Request::Stats).emit().unwrap();
+        bytes.push(0);
+        bytes[field::LENGTH.start] += 1;
+        assert_eq!(Frame::parse(&bytes), Err(WireError::Trailing(1)));
+    }
+
+    #[test]
+    fn every_header_field_is_checked() {
+        let good = Frame::Request(1, Request::Stats).emit().unwrap();
+        let spoilt = |at: usize, value: u8| {
+            let mut bytes = good.clone();
+            bytes[at] = value;
+            Frame::parse(&bytes)
+        };
+        assert_eq!(spoilt(0, 0), Err(WireError::Magic(*b"\x002MF")));
+        assert_eq!(
+            spoilt(5, 0xff),
+            Err(WireError::Version {
+                ours: VERSION,
+                theirs: VERSION | 0xff00
+            })
+        );
+        assert_eq!(spoilt(field::KIND, 200), Err(WireError::Kind(200)));
+        assert_eq!(spoilt(field::RESERVED, 1), Err(WireError::Reserved(1)));
+        assert!(matches!(spoilt(15, 0xff), Err(WireError::TooLong(_))));
+    }
+
+    #[test]
+    fn body_beyond_the_bound_is_not_sent() {
+        let longest = MAX_BODY_BYTES - 4; // 1 byte for the variant, 3 for the string's length
+        let reply = |bytes| Frame::Reply(0, Reply::Failed("x".repeat(bytes))).emit();
+        assert_eq!(reply(longest).map(|bytes| bytes.len()), Ok(MAX_FRAME_BYTES));
+        assert_eq!(
+            reply(longest + 1),
+            Err(WireError::TooLong(MAX_BODY_BYTES + 1))
+        );
+    }
+}

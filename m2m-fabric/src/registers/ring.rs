@@ -281,3 +281,12 @@ impl Server {
         }
     }
 }
+
+#[cfg(test)]
+#[cfg(loom)]
+#[path = "ring_loom.rs"]
+mod loom_tests;
+#[cfg(test)]
+#[cfg(not(loom))]
+#[path = "ring_tests.rs"]
+mod tests;

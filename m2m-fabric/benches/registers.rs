@@ -1,0 +1,211 @@
+//! Latency of the fabric's primitives against a plain ping-pong through an eventfd pair and through a
+//! unix socket, measured in the same run, interleaved. Prints a table; appends JSON lines to the file
+//! that `DISTDPU_BENCH_JSON` names.
+//!
+//! "hot": one access follows another at once, so both sides spin. "cold": 2 ms between accesses, so
+//! the server sleeps and must be woken.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use m2m_fabric::local::{LocalListener, connect};
+use m2m_fabric::proto::{Event, Reply, Request};
+use m2m_fabric::{Fabric, FabricError, Handler};
+use rustix::event::{EventfdFlags, eventfd};
+use std::hint::black_box;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const ROUNDS: usize = 9;
+const HOT: u32 = 2000;
+const COLD: u32 = 40;
+const PAUSE: Duration = Duration::from_millis(2);
+const LONG: Duration = Duration::from_secs(10);
+
+struct Echo;
+
+impl Handler for Echo {
+    fn request(&self, _: Request, _: Vec<OwnedFd>) -> Reply {
+        Reply::Ok
+    }
+    fn event(&self, _: Event) {}
+    fn register_read(&self, address: u32) -> u32 {
+        address
+    }
+    fn register_write(&self, _: u32, _: u8, value: u32) -> u32 {
+        value
+    }
+    fn down(&self, _: &FabricError) {}
+}
+
+/// Nanoseconds per call, by the mean of `count` calls; pauses are not counted.
+fn time(count: u32, pause: Option<Duration>, call: &dyn Fn()) -> f64 {
+    let mut total = Duration::ZERO;
+    match pause {
+        None => {
+            let start = Instant::now();
+            (0..count).for_each(|_| call());
+            total += start.elapsed();
+        }
+        Some(pause) => {
+            for _ in 0..count {
+                std::thread::sleep(pause);
+                let start = Instant::now();
+                call();
+                total += start.elapsed();
+            }
+        }
+    }
+    total.as_secs_f64() * 1e9 / f64::from(count)
+}
+
+fn eventfd_ping_pong() -> impl Fn() {
+    let [ping, pong] = [(); 2].map(|()| Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap()));
+    let (theirs, ours) = (Arc::clone(&ping), Arc::clone(&pong));
+    // Ends with the process.
+    std::thread::spawn(move || {
+        let mut buffer = [0; 8];
+        while rustix::io::read(&*theirs, &mut buffer).is_ok() {
+            rustix::io::write(&*ours, &1u64.to_ne_bytes()).unwrap();
+        }
+    });
+    move || {
+        rustix::io::write(&*ping, &1u64.to_ne_bytes()).unwrap();
+        rustix::io::read(&*pong, &mut [0; 8]).unwrap();
+    }
+}
+
+fn socket_ping_pong() -> impl Fn() {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 16];
+        while rustix::io::read(&theirs, &mut buffer).is_ok_and(|len| len > 0) {
+            rustix::io::write(&theirs, &buffer).unwrap();
+        }
+    });
+    move || {
+        rustix::io::write(&ours, &[0; 16]).unwrap();
+        rustix::io::read(&ours, &mut [0; 16]).unwrap();
+    }
+}
+
+/// A name and what to measure.
+type Operation<'a> = (&'static str, Box<dyn Fn() + 'a>);
+
+struct Measured {
+    metric: String,
+    samples: Vec<f64>,
+}
+
+impl Measured {
+    fn median(&self) -> f64 {
+        self.samples
+            .get(self.samples.len() / 2)
+            .copied()
+            .unwrap_or(f64::NAN)
+    }
+}
+
+fn main() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m2m.sock");
+    let listener = LocalListener::bind(&path).unwrap();
+    let (om, em): (Arc<dyn Fabric>, _) = std::thread::scope(|scope| {
+        let em = scope.spawn(|| connect(&path, Arc::new(Echo)).unwrap());
+        let om = listener.accept().unwrap().start(Arc::new(Echo)).unwrap();
+        (om, em.join().unwrap())
+    });
+    let registers = em.registers();
+    let eventfd = eventfd_ping_pong();
+    let socket = socket_ping_pong();
+    let calls: [Operation<'_>; 6] = [
+        ("eventfd ping-pong", Box::new(&eventfd)),
+        ("unix socket ping-pong", Box::new(&socket)),
+        (
+            "posted write",
+            Box::new(|| registers.post(0, 0xf, 1).unwrap()),
+        ),
+        (
+            "non-posted write",
+            Box::new(|| {
+                black_box(registers.write(0, 0xf, 1, LONG).unwrap());
+            }),
+        ),
+        (
+            "read",
+            Box::new(|| {
+                black_box(registers.read(0, LONG).unwrap());
+            }),
+        ),
+        (
+            "message call",
+            Box::new(|| {
+                black_box(em.call(Request::Stats, &[], LONG).unwrap());
+            }),
+        ),
+    ];
+    let modes = [("hot", HOT, None), ("cold", COLD, Some(PAUSE))];
+    let mut measured: Vec<Measured> = modes
+        .iter()
+        .flat_map(|(mode, ..)| calls.iter().map(move |(name, _)| format!("{name}, {mode}")))
+        .map(|metric| Measured {
+            metric,
+            samples: Vec::new(),
+        })
+        .collect();
+    for _ in 0..ROUNDS {
+        let runs = modes
+            .iter()
+            .flat_map(|(_, count, pause)| calls.iter().map(move |(_, call)| (count, pause, call)));
+        for (slot, (count, pause, call)) in measured.iter_mut().zip(runs) {
+            slot.samples.push(time(*count, *pause, call));
+            // What was posted must not be work left for the next.
+            registers.read(0, LONG).unwrap();
+        }
+    }
+    for slot in &mut measured {
+        slot.samples.sort_by(f64::total_cmp);
+    }
+    report(&measured, calls.len());
+    em.close();
+    om.close();
+}
+
+fn report(measured: &[Measured], per_mode: usize) {
+    let mut json = std::env::var_os("DISTDPU_BENCH_JSON").map(|path| {
+        std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .unwrap()
+    });
+    println!(
+        "{:<30} {:>12} {:>12} {:>12} {:>12}",
+        "ns per operation", "median", "min", "max", "of eventfd"
+    );
+    for mode in measured.chunks(per_mode) {
+        let Some(base) = mode.first() else { continue };
+        for slot in mode {
+            let ratio = slot.median() / base.median();
+            println!(
+                "{:<30} {:>12.0} {:>12.0} {:>12.0} {:>12.3}",
+                slot.metric,
+                slot.median(),
+                slot.samples.first().unwrap(),
+                slot.samples.last().unwrap(),
+                ratio
+            );
+            if let Some(file) = &mut json {
+                let line = serde_json::json!({
+                    "metric": format!("m2m {}", slot.metric),
+                    "value": slot.median(),
+                    "unit": "ns",
+                    "compared_with": base.metric,
+                    "ratio": ratio,
+                    "samples": slot.samples,
+                });
+                writeln!(file, "{line}").unwrap();
+            }
+        }
+    }
+}
