@@ -1,0 +1,82 @@
+//! Receive buffers that cannot take a frame.
+
+use super::{Act, Seen, the_peer_lives};
+use crate::fixture::{Pair, flow, receive_until};
+use distdpu_tests::ring::{NEXT, WRITE};
+use distdpu_tests::time::{SOON, wait_for};
+use distdpu_tests::virtio_net::features::status;
+use distdpu_tests::virtio_net::{Setup, VirtioNet};
+
+#[test]
+fn malformed_receive_chains() {
+    use Seen::{Nothing, ReturnedOrNeedsReset};
+    /// A running receive queue whose next buffer is the case's: nothing was filled before.
+    fn with(a: &mut VirtioNet, buffer: (u64, u32), flags: u16, next: u16) {
+        let setup = Setup {
+            fill: false,
+            ..Setup::default()
+        };
+        a.start(setup).unwrap();
+        a.receive_rings[0]
+            .write_descriptor(0, buffer, flags, next)
+            .unwrap();
+        a.receive_rings[0].offer(0).unwrap();
+        a.notify(0).unwrap();
+    }
+    let cases: [(&str, Seen, Act); 7] = [
+        ("a readable receive buffer", ReturnedOrNeedsReset, |a| {
+            let at = a.memory.end() - 8192;
+            with(a, (at, 2048), 0, 0);
+        }),
+        (
+            "a receive buffer smaller than a header",
+            ReturnedOrNeedsReset,
+            |a| {
+                let at = a.memory.end() - 8192;
+                with(a, (at, 5), WRITE, 0);
+            },
+        ),
+        ("a receive buffer of no bytes", ReturnedOrNeedsReset, |a| {
+            let at = a.memory.end() - 8192;
+            with(a, (at, 0), WRITE, 0);
+        }),
+        (
+            "a receive buffer outside the memory",
+            ReturnedOrNeedsReset,
+            |a| with(a, (0x70_0000_0000, 2048), WRITE, 0),
+        ),
+        ("a receive buffer that wraps", ReturnedOrNeedsReset, |a| {
+            with(a, (u64::MAX - 100, 2048), WRITE, 0)
+        }),
+        ("a loop of receive descriptors", ReturnedOrNeedsReset, |a| {
+            let at = a.memory.end() - 8192;
+            with(a, (at, 64), WRITE | NEXT, 0);
+        }),
+        ("no receive buffer at all", Nothing, |a| {
+            a.start(Setup {
+                fill: false,
+                ..Setup::default()
+            })
+            .unwrap();
+        }),
+    ];
+    let mut pair = Pair::new();
+    pair.b.start(Setup::default()).unwrap();
+    for (name, seen, act) in cases {
+        act(&mut pair.a);
+        pair.b.send(&flow(1, 0).frame(500, 1)).unwrap();
+        if seen != Nothing {
+            wait_for(name, SOON, || {
+                let returned = pair.a.receive_rings[0].used_index().unwrap() != 0;
+                (returned || pair.a.status().unwrap() & status::NEEDS_RESET != 0).then_some(())
+            })
+            .unwrap();
+        }
+        the_peer_lives(&mut pair.b, name);
+        pair.a.start(Setup::default()).unwrap();
+        let marker = flow(1, 0).frame(333, 0xfeed);
+        pair.b.send(&marker).unwrap();
+        receive_until(&mut pair.a, &marker);
+    }
+    pair.works();
+}
