@@ -1,0 +1,148 @@
+//! One range of the table.
+
+use std::sync::Arc;
+
+use crate::perm::Perm;
+use crate::sys::mapping::HostMapping;
+
+/// Number of a `map` call on one table: unique and growing, never reused.
+///
+/// Who caches a translation keeps the generation with it and compares it with the current one
+/// ([`crate::DotView::is_current`]): a range that was unmapped and mapped again differs.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Generation(pub u64);
+
+/// What stands behind a range.
+#[derive(Clone, Debug)]
+pub enum Backing {
+    /// Memory of this process.
+    Mapped {
+        /// The mapping; several ranges may share one.
+        mapping: Arc<HostMapping>,
+        /// Offset of the range's first byte in the mapping, in bytes.
+        offset: u64,
+    },
+    /// The VMM gave no file descriptor: DMA messages to the VMM are the only way in.
+    Message,
+}
+
+/// A range as readers see it.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    start: u64,
+    /// Length minus one, so that a range may end at 2^64.
+    span: u64,
+    /// Host address of the first byte, 0 when there is none.
+    host: usize,
+    generation: Generation,
+    mapping: Option<Arc<HostMapping>>,
+    perm: Perm,
+    /// `perm` as bits when host memory is behind the range, else 0: one comparison refuses both.
+    direct: u8,
+}
+
+impl Entry {
+    /// The caller checked that `len` is not 0, the range does not wrap, and it lies in the mapping.
+    pub(crate) fn new(
+        start: u64,
+        len: u64,
+        perm: Perm,
+        generation: Generation,
+        backing: Backing,
+    ) -> Entry {
+        let (host, mapping, direct) = match backing {
+            Backing::Mapped { mapping, offset } => (
+                mapping.host_address() + offset as usize,
+                Some(mapping),
+                perm.bits(),
+            ),
+            Backing::Message => (0, None, 0),
+        };
+        Entry {
+            start,
+            span: len.wrapping_sub(1),
+            host,
+            generation,
+            mapping,
+            perm,
+            direct,
+        }
+    }
+
+    /// First guest address.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Last guest address (inclusive).
+    pub fn last(&self) -> u64 {
+        self.start + self.span
+    }
+
+    /// Bytes in the range.
+    #[allow(clippy::len_without_is_empty)] // a range is never empty
+    pub fn len(&self) -> u64 {
+        self.span + 1
+    }
+
+    /// Rights the range grants.
+    pub fn perm(&self) -> Perm {
+        self.perm
+    }
+
+    /// Number of the `map` call that made the range.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// True when host memory is behind the range, false when only DMA messages reach it.
+    pub fn is_mapped(&self) -> bool {
+        self.mapping.is_some()
+    }
+
+    /// True when `addr` lies in the range.
+    #[inline]
+    pub fn contains(&self, addr: u64) -> bool {
+        addr.wrapping_sub(self.start) <= self.span
+    }
+
+    #[inline]
+    pub(crate) fn span(&self) -> u64 {
+        self.span
+    }
+
+    #[inline]
+    pub(crate) fn host(&self) -> usize {
+        self.host
+    }
+
+    #[inline]
+    pub(crate) fn direct(&self) -> u8 {
+        self.direct
+    }
+
+    pub(crate) fn info(&self) -> RangeInfo {
+        RangeInfo {
+            start: self.start,
+            len: self.len(),
+            perm: self.perm,
+            generation: self.generation,
+            mapped: self.is_mapped(),
+        }
+    }
+}
+
+/// One range as a plain value, for `inspect`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RangeInfo {
+    /// First guest address.
+    pub start: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Rights the range grants.
+    pub perm: Perm,
+    /// Number of the `map` call.
+    pub generation: Generation,
+    /// True when host memory is behind it, false when only DMA messages reach it.
+    pub mapped: bool,
+}

@@ -1,0 +1,95 @@
+//! The table's data side: pin, translate.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, Guard};
+
+use crate::entry::{Entry, Generation};
+use crate::error::DotError;
+use crate::perm::Access;
+use crate::snapshot::Snapshot;
+use crate::sys::span::{self, HostSpan};
+
+/// A worker's handle on a table. Clone it for each worker.
+#[derive(Clone, Debug)]
+pub struct DotReader {
+    current: Arc<ArcSwap<Snapshot>>,
+}
+
+impl DotReader {
+    pub(crate) fn new(current: Arc<ArcSwap<Snapshot>>) -> DotReader {
+        DotReader { current }
+    }
+
+    /// The table's current state, held still. Takes no lock.
+    ///
+    /// While the view exists, `unmap` waits for it: hold it for one burst of work and never across
+    /// a sleep.
+    #[inline]
+    pub fn pin(&self) -> DotView<'_> {
+        DotView {
+            snapshot: self.current.load(),
+            reader: PhantomData,
+        }
+    }
+}
+
+/// A state of the table that does not change while it is held.
+#[derive(Debug)]
+pub struct DotView<'r> {
+    snapshot: Guard<Arc<Snapshot>>,
+    reader: PhantomData<&'r DotReader>,
+}
+
+impl DotView<'_> {
+    /// Host memory behind `[addr, addr + len)`, which must lie in one range.
+    ///
+    /// Errors: [`DotError::Empty`] for a length of 0, [`DotError::Wrap`], [`DotError::NotMapped`],
+    /// [`DotError::NoAccess`], [`DotError::MessageOnly`].
+    #[inline]
+    pub fn translate(&self, addr: u64, len: u64, access: Access) -> Result<HostSpan<'_>, DotError> {
+        if let Some(entry) = self.snapshot.find(addr) {
+            if let Some(span) = span::within(entry, addr, len, access.bits()) {
+                return Ok(span);
+            }
+        }
+        Err(self.why_not(addr, len, access))
+    }
+
+    /// The range that contains `addr`.
+    #[inline]
+    pub fn lookup(&self, addr: u64) -> Option<&Entry> {
+        self.snapshot.find(addr)
+    }
+
+    /// True when the range that contains `addr` is still the one that `map` gave `generation`.
+    #[inline]
+    pub fn is_current(&self, addr: u64, generation: Generation) -> bool {
+        self.lookup(addr)
+            .is_some_and(|entry| entry.generation() == generation)
+    }
+
+    /// Number of changes made to the table; equal versions mean equal ranges.
+    #[inline]
+    pub fn version(&self) -> u64 {
+        self.snapshot.version()
+    }
+
+    #[cold]
+    fn why_not(&self, addr: u64, len: u64, access: Access) -> DotError {
+        let Some(span) = len.checked_sub(1) else {
+            return DotError::Empty { start: addr };
+        };
+        let Some(last) = addr.checked_add(span) else {
+            return DotError::Wrap { start: addr, len };
+        };
+        match self.lookup(addr) {
+            Some(entry) if !entry.perm().allows(access) => DotError::NoAccess { addr, access },
+            Some(entry) if entry.contains(last) && !entry.is_mapped() => {
+                DotError::MessageOnly { addr }
+            }
+            _ => DotError::NotMapped { addr, len },
+        }
+    }
+}
