@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Makes the guest: a stock Debian kernel and an initramfs with perftest, rdma-core and network tools.
+# Prints the folder that holds vmlinuz and initramfs.cpio.lz4. --refresh makes it anew from today's packages.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+case "${1:-}" in
+  --refresh) refresh=1 ;;
+  "") ;;
+  *) die "unknown argument \`$1\`; there is only --refresh" ;;
+esac
+
+packages=linux-image-amd64,busybox-static,kmod,iproute2,ethtool,pciutils,iputils-ping,iperf3,tcpdump
+packages+=,perftest,rdma-core,ibverbs-utils,ibverbs-providers,rdmacm-utils
+modules="virtio_pci virtio_net virtio_blk 8021q bridge tun veth dummy rdma_rxe ib_uverbs rdma_ucm ib_umad
+  mlx5_core mlx5_ib vfio_pci vfio_iommu_type1 ext4 squashfs overlay crc32c_generic"
+
+begin guest "$here/build-guest.sh" "$here/common.sh" "$here/init" "$here/agent.sh"
+need mmdebstrap:mmdebstrap cpio:cpio lz4:lz4 xz:xz-utils depmod:kmod
+root=$work/root
+
+say "getting Debian $suite packages for the guest (about 150 MB, a minute or two)"
+unpack "$root" "$packages" "$suite" "$work/root.tar" "$mirror"
+
+version=$(basename "$(echo "$root"/usr/lib/modules/* "$root"/lib/modules/* | tr ' ' '\n' | grep -v '\*' | head -n1)")
+[ -n "$version" ] || die "the kernel package has no modules (log: $log)"
+cp "$root"/boot/vmlinuz-* "$work/vmlinuz"
+
+say "picking modules of kernel $version"
+depmod -b "$root" "$version" 2>>"$log"
+all=$root/lib/modules/$version
+# Every wanted module with all it needs, as modules.dep lists them.
+wanted=$(awk -v want="$(echo $modules)" '
+  { file = $1; sub(/:$/, "", file); n = file; sub(/.*\//, "", n); sub(/\.ko.*/, "", n); gsub(/-/, "_", n)
+    path[n] = file; needs[n] = $0; sub(/^[^:]*: */, "", needs[n]) }
+  END { count = split(want, names, " ")
+    for (i = 1; i <= count; i++) if (names[i] in path) { print path[names[i]]
+      k = split(needs[names[i]], d, " "); for (j = 1; j <= k; j++) print d[j] } }' "$all/modules.dep" | sort -u)
+for must in virtio_net virtio_pci rdma_rxe mlx5_core mlx5_ib; do
+  grep -qE "/$must\.ko|/${must//_/-}\.ko" <<<"$wanted" || grep -qE "/$must\.ko|/${must//_/-}\.ko" "$all/modules.builtin" \
+    || die "kernel $version has no module $must (log: $log)"
+done
+mkdir "$work/modules"
+(cd "$all" && cp --parents $wanted modules.builtin modules.builtin.modinfo modules.order "$work/modules")
+find "$work/modules" -name '*.ko.xz' -exec xz -d {} +
+find "$work/modules" -name '*.ko.zst' -exec zstd -q -d --rm {} +
+rm -rf "${all:?}"
+mv "$work/modules" "$all"
+depmod -b "$root" "$version" 2>>"$log"
+
+say "leaving out what the guest does not need"
+(
+  cd "$root"
+  rm -rf boot var usr/share usr/include usr/lib/systemd usr/lib/udev usr/lib/firmware usr/lib/python3* usr/lib/apt \
+    usr/lib/dpkg usr/lib/initramfs-tools usr/lib/dracut usr/lib/x86_64-linux-gnu/{perl*,gconv,security,systemd} \
+    usr/bin/{perl*,systemd*,journalctl,udevadm,openssl,dpkg*,apt*} usr/lib/x86_64-linux-gnu/libperl* usr/lib/file
+  mkdir -p proc sys dev run tmp root etc var/tmp usr/share var/lib/misc
+  find usr/lib/modules lib/modules -name '*.bin.tmp' -delete 2>/dev/null || true
+  # busybox fills in what no package brought; a program of Debian's stays.
+  for applet in $(usr/bin/busybox --list); do
+    [ -e "usr/bin/$applet" ] || [ -L "usr/bin/$applet" ] || [ -e "usr/sbin/$applet" ] || [ -L "usr/sbin/$applet" ] \
+      || ln -s busybox "usr/bin/$applet"
+  done
+  ln -sf busybox usr/bin/sh
+  printf 'root::0:0:root:/root:/bin/sh\n' >etc/passwd
+  printf 'root:x:0:\n' >etc/group
+  printf '127.0.0.1 localhost\n::1 localhost\n' >etc/hosts
+  install -m 755 "$here/init" init
+  install -m 755 "$here/agent.sh" usr/bin/distdpu-agent
+)
+
+say "packing the initramfs"
+(cd "$root" && find . -print0 | LC_ALL=C sort -z | cpio --null -o -H newc -R 0:0 --reproducible --quiet) \
+  | lz4 -l -9 -q >"$work/initramfs.cpio.lz4" || die "could not pack the initramfs"
+say "guest: kernel $version, initramfs $(du -h "$work/initramfs.cpio.lz4" | cut -f1)"
+finish
