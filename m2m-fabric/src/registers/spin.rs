@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 /// Longest spin. A sleep and a wake-up together cost about as much, so a spin at most doubles the
 /// cost of a wait.
-const LONGEST: Duration = Duration::from_micros(40);
+const LONGEST: Duration = Duration::from_micros(50);
 const BEST_SCORE: u8 = 4;
 /// While spinning does not pay, one wait in this many tries it again.
-const PROBE_EVERY: u8 = 16;
+const PROBE_EVERY: u8 = 4;
 
 /// Learns from the last waits whether the next one is likely to be short.
 #[derive(Debug)]
@@ -99,7 +99,7 @@ mod tests {
     fn spinning_in_vain_stops_but_for_probes() {
         let mut spin = Spin::with_cpus(2);
         assert_eq!(spins(&mut spin, 4), 4);
-        assert_eq!(spins(&mut spin, 160), 10);
+        assert_eq!(spins(&mut spin, 160), 40);
     }
 
     #[test]
