@@ -111,9 +111,11 @@ mod tests {
             0x1_0000_0000,
             0x3800_0000_0000,
         ]);
-        let pages: Vec<u64> = (0..500)
+        let mut pages: Vec<u64> = (0..500)
             .map(|i| 0x7fff_0000 + i * 4096 * (1 + i % 7))
             .collect();
+        pages.sort_unstable();
+        pages.dedup();
         check(&pages);
     }
 

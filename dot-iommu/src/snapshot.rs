@@ -167,6 +167,9 @@ impl Snapshot {
             }
             let mut entries = chunk.entries.to_vec();
             removed.extend(entries.drain(low..high));
+            if entries.is_empty() {
+                continue;
+            }
             // Small neighbours are joined, so that holes do not leave a long list of tiny chunks.
             if let Some(before) = chunks.last() {
                 if before.entries.len() + entries.len() <= CHUNK_MAX / 2 {
@@ -174,9 +177,7 @@ impl Snapshot {
                     chunks.pop();
                 }
             }
-            if !entries.is_empty() {
-                chunks.push(Chunk::new(entries));
-            }
+            chunks.push(Chunk::new(entries));
         }
         let len = self.len - removed.len();
         (
