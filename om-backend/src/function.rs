@@ -1,0 +1,136 @@
+//! A function as the OM keeps it: what it presents, its socket, and where it is in its life.
+
+use crate::config::FunctionConfig;
+use crate::control::FunctionControl;
+use crate::listener::PathListener;
+use m2m_fabric::proto::{FunctionSpec, FunctionState};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// One function for as long as the OM lives. Shared by the OM's own thread, which decides, and the
+/// threads of the fabric, which answer its EM.
+#[derive(Debug)]
+pub struct Function {
+    /// What the file says.
+    pub config: FunctionConfig,
+    /// Its EM, by its place in the configuration.
+    pub em: usize,
+    /// What the EM needs to serve it.
+    pub spec: FunctionSpec,
+    /// Config space and device configuration.
+    pub control: FunctionControl,
+    /// The memory of the shadow, which the EM gets.
+    pub shadow: OwnedFd,
+    /// Where the VMM connects.
+    pub listener: PathListener,
+    /// Whether the administrator lets the link be up.
+    pub admin_up: AtomicBool,
+    life: AtomicU8,
+    fault: Mutex<Option<String>>,
+}
+
+/// Where a function is in its life, as the OM sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Life {
+    /// No EM serves it.
+    Absent,
+    /// An EM serves it.
+    Served(FunctionState),
+}
+
+impl Life {
+    /// The word for people and scripts.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Absent => "absent",
+            Self::Served(FunctionState::Waiting) => "waiting",
+            Self::Served(FunctionState::Connected) => "connected",
+            Self::Served(FunctionState::Running) => "running",
+            Self::Served(FunctionState::NeedsReset) => "needs-reset",
+        }
+    }
+
+    fn to_code(self) -> u8 {
+        match self {
+            Self::Absent => 0,
+            Self::Served(FunctionState::Waiting) => 1,
+            Self::Served(FunctionState::Connected) => 2,
+            Self::Served(FunctionState::Running) => 3,
+            Self::Served(FunctionState::NeedsReset) => 4,
+        }
+    }
+
+    fn from_code(code: u8) -> Self {
+        match code {
+            1 => Self::Served(FunctionState::Waiting),
+            2 => Self::Served(FunctionState::Connected),
+            3 => Self::Served(FunctionState::Running),
+            4 => Self::Served(FunctionState::NeedsReset),
+            _ => Self::Absent,
+        }
+    }
+}
+
+impl Function {
+    /// A function that no EM serves yet.
+    pub fn new(
+        config: FunctionConfig,
+        em: usize,
+        spec: FunctionSpec,
+        control: FunctionControl,
+        shadow: OwnedFd,
+        listener: PathListener,
+    ) -> Self {
+        Self {
+            admin_up: AtomicBool::new(config.link_up),
+            config,
+            em,
+            spec,
+            control,
+            shadow,
+            listener,
+            life: AtomicU8::new(Life::Absent.to_code()),
+            fault: Mutex::new(None),
+        }
+    }
+
+    /// Id, unique in the DPU.
+    pub fn id(&self) -> u32 {
+        self.spec.id
+    }
+
+    /// Where it is.
+    pub fn life(&self) -> Life {
+        Life::from_code(self.life.load(Ordering::Acquire))
+    }
+
+    /// Its EM said where it is, or there is no EM any more.
+    pub fn set_life(&self, life: Life) {
+        self.life.store(life.to_code(), Ordering::Release);
+    }
+
+    /// The EM took it: it waits for its VMM, unless the EM said more already.
+    pub fn served(&self) {
+        let _ = self.life.compare_exchange(
+            Life::Absent.to_code(),
+            Life::Served(FunctionState::Waiting).to_code(),
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
+        self.set_fault(None);
+    }
+
+    /// Why its EM does not serve it, if that is known.
+    pub fn fault(&self) -> Option<String> {
+        self.fault
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Notes why its EM does not serve it.
+    pub fn set_fault(&self, fault: Option<String>) {
+        *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = fault;
+    }
+}

@@ -1,0 +1,262 @@
+//! The OM as one value: [`Om::start`] to [`Om::stop`].
+
+use crate::conductor::{Conductor, Message, Places};
+use crate::config::Config;
+use crate::control::{ControlError, FunctionControl};
+use crate::function::Function;
+use crate::listener::{ListenError, PathListener};
+use crate::northbound::server::Server;
+use crate::peer::{Peer, PeerHandler};
+use crate::presentation::virtio_net;
+use crate::supervisor::Supervised;
+use crate::wiring::Wiring;
+use m2m_fabric::FabricError;
+use m2m_fabric::local::{LocalListener, Pending};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long a connection may stay without an EM's introduction.
+const STRANGER: Duration = Duration::from_secs(5);
+
+/// Why the OM could not start. Nothing is left behind then.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The folder for sockets cannot be made.
+    #[error(
+        "cannot make the folder {}: {source}; choose another `run_dir` or make it with the rights \
+         you need",
+        path.display()
+    )]
+    RunDir {
+        /// The folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// There is no program for the EMs.
+    #[error("{} is not a program that can be run; build it, or name it with `em_binary`", .0.display())]
+    EmBinary(PathBuf),
+    /// A socket cannot be made.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The EMs' socket cannot be made.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// A function cannot be presented.
+    #[error("function {function}: {source}")]
+    Presentation {
+        /// Its name.
+        function: String,
+        /// Why.
+        source: ControlError,
+    },
+    /// The system has no room for a thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
+}
+
+/// A running OM. Dropping it stops it.
+#[derive(Debug)]
+pub struct Om {
+    config: Config,
+    sender: Sender<Message>,
+    northbound: Option<Server>,
+    m2m: Arc<LocalListener>,
+    conductor: Option<JoinHandle<()>>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+impl Om {
+    /// Makes the sockets, starts the EMs, and serves until [`stop`](Self::stop).
+    ///
+    /// # Errors
+    /// [`StartError`], one sentence with the remedy.
+    pub fn start(config: Config) -> Result<Self, StartError> {
+        make_run_dir(&config.run_dir)?;
+        let em_binary = em_binary(&config)?;
+        let functions = functions(&config)?;
+        let m2m = Arc::new(LocalListener::bind(config.m2m_socket())?);
+        let (sender, messages) = channel();
+        let northbound = Server::start(&config.dpuctl_socket(), sender.clone())?;
+
+        let places = Places {
+            run_dir: config.run_dir.clone(),
+            m2m_socket: config.m2m_socket(),
+            em_binary,
+        };
+        let conductor = Conductor::new(
+            places,
+            functions.clone(),
+            supervised(&config, &functions),
+            Wiring::new(&config),
+            messages,
+            sender.clone(),
+        );
+        let mut om = Self {
+            config,
+            sender,
+            northbound: Some(northbound),
+            m2m,
+            conductor: None,
+            acceptor: None,
+        };
+        let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
+        let (listener, introductions) = (om.m2m.clone(), om.sender.clone());
+        om.acceptor = Some(
+            thread("m2m-accept")
+                .spawn(move || accept(&listener, &introductions))
+                .map_err(StartError::Thread)?,
+        );
+        om.conductor = Some(
+            thread("conductor")
+                .spawn(move || conductor.run())
+                .map_err(StartError::Thread)?,
+        );
+        Ok(om)
+    }
+
+    /// What it runs.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Ends the EMs in order, the unwilling ones by force, and removes the sockets. Takes a few
+    /// seconds at most.
+    pub fn stop(mut self) {
+        self.shut_down();
+    }
+
+    fn shut_down(&mut self) {
+        let (done, stopped) = sync_channel(1);
+        if self.conductor.is_some() && self.sender.send(Message::Stop(done)).is_ok() {
+            let _ = stopped.recv();
+        }
+        self.m2m.close();
+        self.northbound = None;
+        for thread in [self.conductor.take(), self.acceptor.take()]
+            .into_iter()
+            .flatten()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Om {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}
+
+fn make_run_dir(path: &Path) -> Result<(), StartError> {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(path)
+        .map_err(|source| StartError::RunDir {
+            path: path.to_owned(),
+            source,
+        })
+}
+
+/// The program of the EMs, if the OM starts any.
+fn em_binary(config: &Config) -> Result<PathBuf, StartError> {
+    let path = config.em_binary.clone().unwrap_or_else(|| {
+        let own = std::env::current_exe().unwrap_or_default();
+        own.with_file_name("em")
+    });
+    if !config.ems.iter().any(|em| em.managed) {
+        return Ok(path);
+    }
+    let runs = std::fs::metadata(&path)
+        .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
+    if runs {
+        Ok(path)
+    } else {
+        Err(StartError::EmBinary(path))
+    }
+}
+
+fn functions(config: &Config) -> Result<Vec<Arc<Function>>, StartError> {
+    let all = config
+        .ems
+        .iter()
+        .enumerate()
+        .flat_map(|(em, c)| c.functions.iter().map(move |f| (em, f)));
+    let mut functions = Vec::new();
+    for (id, (em, f)) in (0..).zip(all) {
+        let presentation = virtio_net::present(id, f);
+        let spec = presentation.spec.clone();
+        let (control, shadow) =
+            FunctionControl::new(presentation).map_err(|source| StartError::Presentation {
+                function: f.name.clone(),
+                source,
+            })?;
+        let listener = PathListener::bind(&f.socket)?;
+        functions.push(Arc::new(Function::new(
+            f.clone(),
+            em,
+            spec,
+            control,
+            shadow,
+            listener,
+        )));
+    }
+    Ok(functions)
+}
+
+fn supervised(config: &Config, functions: &[Arc<Function>]) -> Vec<Supervised> {
+    config
+        .ems
+        .iter()
+        .enumerate()
+        .map(|(em, c)| {
+            let ids = functions.iter().filter(|f| f.em == em).map(|f| f.id());
+            Supervised::new(c.name.clone(), c.managed, ids.collect())
+        })
+        .collect()
+}
+
+/// Welcomes EMs until the listener is closed.
+fn accept(listener: &LocalListener, conductor: &Sender<Message>) {
+    loop {
+        match listener.accept() {
+            Ok(pending) => {
+                let conductor = conductor.clone();
+                // The greeting waits for the peer, which must not keep out others.
+                let spawned = std::thread::Builder::new()
+                    .name("m2m-welcome".to_owned())
+                    .spawn(move || welcome(pending, conductor));
+                if let Err(e) = spawned {
+                    log::error!("no thread for a connecting EM: {e}");
+                }
+            }
+            Err(FabricError::Closed) => return,
+            Err(e) => {
+                log::error!("cannot accept an EM: {e}");
+                if matches!(&e, FabricError::Io { source, .. } if source.kind() == ErrorKind::InvalidInput)
+                {
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+fn welcome(pending: Pending, conductor: Sender<Message>) {
+    let info = pending.peer();
+    let peer = Peer::new(info, conductor);
+    match pending.start(Arc::new(PeerHandler(peer.clone()))) {
+        Ok(fabric) => {
+            peer.started(fabric);
+            peer.turn_away_strangers(STRANGER);
+        }
+        Err(e) => log::warn!("process {} did not become an EM: {e}", info.pid),
+    }
+}

@@ -1,0 +1,105 @@
+//! Keeps EM processes running: starts them, notices when they end or fall silent, and starts them
+//! again after a pause.
+//!
+//! [`Supervised`] is one EM's record; the OM's own thread (see [`crate::conductor`]) drives it.
+
+pub mod backoff;
+pub mod process;
+
+use crate::session::Session;
+use backoff::Backoff;
+use process::Process;
+use std::time::{Duration, Instant};
+
+/// An EM that says nothing for this long is replaced.
+pub const SILENCE: Duration = Duration::from_secs(3);
+/// An EM that was started has this long to introduce itself.
+pub const INTRODUCTION: Duration = Duration::from_secs(10);
+/// An EM whose connection ended has this long to end too, so that its exit status tells why.
+pub const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// One EM.
+pub struct Supervised {
+    /// Its name in the file.
+    pub name: String,
+    /// Whether the OM starts it.
+    pub managed: bool,
+    /// Ids of its functions.
+    pub functions: Vec<u32>,
+    /// Its process, while one runs that the OM started.
+    pub process: Option<Process>,
+    /// Its connection, while it is up.
+    pub session: Option<Session>,
+    /// When its process started or ended, or its connection came or went.
+    pub since: Instant,
+    /// When to start it again.
+    pub restart_at: Option<Instant>,
+    /// When to end its process, and why.
+    pub kill_at: Option<(Instant, String)>,
+    /// How often it was started after the first time.
+    pub restarts: u64,
+    /// Why it was last not up.
+    pub reason: Option<String>,
+    /// Why the OM ended it; says more than the exit status then.
+    pub killed_because: Option<String>,
+    /// How long the last connection was up.
+    pub was_up: Duration,
+    /// Pauses between starts.
+    pub backoff: Backoff,
+}
+
+impl Supervised {
+    /// An EM that was not started yet.
+    pub fn new(name: String, managed: bool, functions: Vec<u32>) -> Self {
+        Self {
+            name,
+            managed,
+            functions,
+            process: None,
+            session: None,
+            since: Instant::now(),
+            restart_at: None,
+            kill_at: None,
+            restarts: 0,
+            reason: None,
+            killed_because: None,
+            was_up: Duration::ZERO,
+            backoff: Backoff::default(),
+        }
+    }
+
+    /// The word for people and scripts: `up`, `starting`, `ending`, `restarting` or `away`.
+    pub fn state(&self) -> &'static str {
+        match (&self.session, &self.process) {
+            (Some(_), _) => "up",
+            (None, Some(_)) if self.kill_at.is_some() || self.killed_because.is_some() => "ending",
+            (None, Some(_)) => "starting",
+            (None, None) if self.managed => "restarting",
+            (None, None) => "away",
+        }
+    }
+
+    /// Its process id, as far as it is known.
+    pub fn pid(&self) -> Option<u32> {
+        let connected = self.session.as_ref().map(|s| s.pid).filter(|pid| *pid != 0);
+        self.process.as_ref().map(Process::pid).or(connected)
+    }
+
+    /// Ends its process at once.
+    pub fn kill(&mut self, because: String) {
+        self.kill_at = None;
+        if let Some(process) = &self.process {
+            process.kill();
+            self.killed_because = Some(because);
+        }
+    }
+
+    /// Its process ended as `exit` says: notes why and when to start it again.
+    pub fn ended(&mut self, exit: String, now: Instant) {
+        self.process = None;
+        self.kill_at = None;
+        self.reason = Some(self.killed_because.take().unwrap_or(exit));
+        self.since = now;
+        self.restart_at = Some(now + self.backoff.pause(std::mem::take(&mut self.was_up)));
+    }
+}
