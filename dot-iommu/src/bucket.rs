@@ -8,17 +8,23 @@ pub(crate) struct BucketIndex {
     /// An address's bucket is `(addr >> shift) - base`.
     shift: u32,
     base: u64,
+    /// The candidate where there is one, else [`SEVERAL`]. Apart from `bounds` so that the path that
+    /// most lookups take stays small in the cache.
+    exact: Box<[u16]>,
     /// Lowest and highest candidate position.
-    buckets: Box<[(u16, u16)]>,
+    bounds: Box<[(u16, u16)]>,
 }
+
+/// No position: a chunk never has this many starts.
+const SEVERAL: u16 = u16::MAX;
 
 /// Buckets for each start address: memory against the chance of a second candidate.
 const BUCKETS_PER_START: usize = 4;
 
 impl BucketIndex {
-    /// `starts` ascending, at most 65536 of them (positions are `u16`).
+    /// `starts` ascending, at most 65535 of them (positions are `u16`).
     pub(crate) fn new(starts: impl ExactSizeIterator<Item = u64> + Clone) -> BucketIndex {
-        debug_assert!(starts.len() <= 1 << 16);
+        debug_assert!(starts.len() <= usize::from(SEVERAL));
         let first = starts.clone().next().unwrap_or(0);
         let last = starts.clone().last().unwrap_or(0);
         let limit = (starts.len() * BUCKETS_PER_START).max(16) as u64;
@@ -46,24 +52,42 @@ impl BucketIndex {
             };
             buckets.push((advance_to(low), advance_to(high)));
         }
+        let exact = buckets
+            .iter()
+            .map(|&(low, high)| if low == high { low } else { SEVERAL });
         BucketIndex {
             shift,
             base,
-            buckets: buckets.into(),
+            exact: exact.collect(),
+            bounds: buckets.into(),
+        }
+    }
+
+    /// The only position whose range may contain `addr`, when `addr`'s bucket has only one.
+    #[inline]
+    pub(crate) fn exact(&self, addr: u64) -> Option<usize> {
+        match self.exact.get(self.bucket(addr)) {
+            Some(&position) if position != SEVERAL => Some(position as usize),
+            _ => None,
         }
     }
 
     /// Lowest and highest position whose range may contain `addr`: no other can, these need not.
     #[inline]
     pub(crate) fn candidates(&self, addr: u64) -> (usize, usize) {
-        // Below the first start the difference wraps and ends in the last bucket, whose ranges all
-        // begin above `addr`: the caller's containment check refuses them.
-        let bucket = (addr >> self.shift).wrapping_sub(self.base) as usize;
-        let bucket = bucket.min(self.buckets.len().wrapping_sub(1));
-        match self.buckets.get(bucket) {
+        // Above the last start, the last bucket is right. Below the first the difference wraps and
+        // ends there too; all its ranges begin above `addr`, and the caller's check refuses them.
+        let bucket = self.bucket(addr).min(self.bounds.len().saturating_sub(1));
+        match self.bounds.get(bucket) {
             Some(&(low, high)) => (low as usize, high as usize),
             None => (0, 0),
         }
+    }
+
+    #[inline]
+    fn bucket(&self, addr: u64) -> usize {
+        // Bits above 63 are masked off the shift, which is below 64 by construction.
+        addr.wrapping_shr(self.shift).wrapping_sub(self.base) as usize
     }
 }
 
@@ -126,12 +150,13 @@ mod tests {
         for addr in (0x4000_0000..0x1_4000_0000).step_by(0x1_2345) {
             let (low, high) = index.candidates(addr);
             assert_eq!(low, high);
+            assert!(addr > starts[63] || index.exact(addr) == Some(low));
         }
     }
 
     #[test]
     fn bucket_count_is_bounded_for_sparse_layouts() {
         let index = BucketIndex::new([0, 1, u64::MAX].into_iter());
-        assert!(index.buckets.len() <= 16);
+        assert!(index.bounds.len() <= 16);
     }
 }

@@ -29,16 +29,34 @@ pub enum Backing {
 /// A range as readers see it.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    start: u64,
-    /// Length minus one, so that a range may end at 2^64.
-    span: u64,
-    /// Host address of the first byte, 0 when there is none.
-    host: usize,
+    direct: Direct,
     generation: Generation,
     mapping: Option<Arc<HostMapping>>,
     perm: Perm,
-    /// `perm` as bits when host memory is behind the range, else 0: one comparison refuses both.
-    direct: u8,
+}
+
+/// What a translation needs of a range: half a cache line.
+///
+/// Stored only beside its [`Entry`], in an entry itself or in a chunk that holds the entry, and
+/// never taken out: who borrows it also keeps the entry's mapping alive, on which
+/// [`crate::sys::span::within`] relies.
+#[derive(Clone, Debug)]
+pub(crate) struct Direct {
+    pub(crate) start: u64,
+    /// Length minus one, so that a range may end at 2^64.
+    pub(crate) span: u64,
+    /// Host address of the first byte, 0 when there is none.
+    pub(crate) host: usize,
+    /// The range's rights as bits when host memory is behind it, else 0: one comparison refuses
+    /// both a missing right and missing memory.
+    pub(crate) rights: u64,
+}
+
+impl Direct {
+    #[inline]
+    pub(crate) fn contains(&self, addr: u64) -> bool {
+        addr.wrapping_sub(self.start) <= self.span
+    }
 }
 
 impl Entry {
@@ -50,7 +68,7 @@ impl Entry {
         generation: Generation,
         backing: Backing,
     ) -> Entry {
-        let (host, mapping, direct) = match backing {
+        let (host, mapping, rights) = match backing {
             Backing::Mapped { mapping, offset } => (
                 mapping.host_address() + offset as usize,
                 Some(mapping),
@@ -58,31 +76,35 @@ impl Entry {
             ),
             Backing::Message => (0, None, 0),
         };
-        Entry {
+        let rights = u64::from(rights);
+        let direct = Direct {
             start,
             span: len.wrapping_sub(1),
             host,
+            rights,
+        };
+        Entry {
+            direct,
             generation,
             mapping,
             perm,
-            direct,
         }
     }
 
     /// First guest address.
     pub fn start(&self) -> u64 {
-        self.start
+        self.direct.start
     }
 
     /// Last guest address (inclusive).
     pub fn last(&self) -> u64 {
-        self.start + self.span
+        self.direct.start + self.direct.span
     }
 
     /// Bytes in the range.
     #[allow(clippy::len_without_is_empty)] // a range is never empty
     pub fn len(&self) -> u64 {
-        self.span + 1
+        self.direct.span + 1
     }
 
     /// Rights the range grants.
@@ -103,27 +125,17 @@ impl Entry {
     /// True when `addr` lies in the range.
     #[inline]
     pub fn contains(&self, addr: u64) -> bool {
-        addr.wrapping_sub(self.start) <= self.span
+        self.direct.contains(addr)
     }
 
-    #[inline]
-    pub(crate) fn span(&self) -> u64 {
-        self.span
-    }
-
-    #[inline]
-    pub(crate) fn host(&self) -> usize {
-        self.host
-    }
-
-    #[inline]
-    pub(crate) fn direct(&self) -> u8 {
-        self.direct
+    /// For a chunk to store beside the entry.
+    pub(crate) fn direct(&self) -> &Direct {
+        &self.direct
     }
 
     pub(crate) fn info(&self) -> RangeInfo {
         RangeInfo {
-            start: self.start,
+            start: self.start(),
             len: self.len(),
             perm: self.perm,
             generation: self.generation,

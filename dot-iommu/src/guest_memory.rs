@@ -20,43 +20,46 @@ pub struct DotSlices<'a> {
 }
 
 impl<'a> DotSlices<'a> {
-    fn piece(&mut self) -> std::result::Result<VolatileSlice<'a>, DotError> {
-        let Some(entry) = self.view.lookup(self.addr) else {
-            return Err(DotError::NotMapped {
-                addr: self.addr,
-                len: self.rest,
-            });
-        };
-        // Both are lengths minus one; the caller checked that `rest` is not 0.
-        let to_end = entry.last() - self.addr;
+    #[inline]
+    fn piece(&mut self) -> Option<VolatileSlice<'a>> {
+        let range = self.view.candidate(self.addr)?;
+        // Lengths minus one; the caller checked that `rest` is not 0.
+        let to_end = range
+            .span
+            .checked_sub(self.addr.wrapping_sub(range.start))?;
         let len = to_end.min(self.rest - 1) + 1;
-        let Some(span) = span::within(entry, self.addr, len, rights(self.access)) else {
-            return Err(match access(self.access) {
-                Some(access) if !entry.perm().allows(access) => DotError::NoAccess {
-                    addr: self.addr,
-                    access,
-                },
-                _ => DotError::MessageOnly { addr: self.addr },
-            });
-        };
+        let span = span::within(range, self.addr, len, rights(self.access))?;
         // Only a buffer's last piece may end at 2^64, and then nothing is left to find.
         self.addr = self.addr.wrapping_add(len);
         self.rest -= len;
-        Ok(span.as_volatile_slice())
+        Some(span.as_volatile_slice())
+    }
+
+    /// Why the next byte cannot be had.
+    #[cold]
+    fn why_not(&self) -> Error {
+        match access(self.access) {
+            Some(access) => to_vm_memory(self.view.why_not(self.addr, 1, access)),
+            None => Error::HostAddressNotAvailable,
+        }
     }
 }
 
 impl<'a> Iterator for DotSlices<'a> {
     type Item = Result<VolatileSlice<'a>>;
 
+    #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         if self.rest == 0 {
             return None;
         }
-        Some(self.piece().map_err(|error| {
-            self.rest = 0;
-            to_vm_memory(error)
-        }))
+        match self.piece() {
+            Some(slice) => Some(Ok(slice)),
+            None => {
+                self.rest = 0;
+                Some(Err(self.why_not()))
+            }
+        }
     }
 }
 
@@ -76,6 +79,7 @@ impl GuestMemory for DotView<'_> {
             .is_ok_and(|mut slices| slices.all(|slice| slice.is_ok()))
     }
 
+    #[inline]
     fn get_slices<'a>(
         &'a self,
         addr: GuestAddress,
@@ -87,6 +91,7 @@ impl GuestMemory for DotView<'_> {
 }
 
 impl DotView<'_> {
+    #[inline]
     fn slices(
         &self,
         addr: GuestAddress,
@@ -106,6 +111,7 @@ impl DotView<'_> {
     }
 }
 
+#[inline]
 fn rights(access: Permissions) -> u8 {
     access as u8
 }

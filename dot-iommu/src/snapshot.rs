@@ -4,27 +4,33 @@
 //! chunks, so filling the table costs O(n · √n), not O(n²). Tables of usual size are one chunk, and
 //! a lookup is then one bucket and one entry.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use crate::bucket::BucketIndex;
-use crate::entry::Entry;
+use crate::entry::{Direct, Entry};
 
-/// Ranges in a chunk at most.
-const CHUNK_MAX: usize = 1024;
+/// Ranges in a chunk at most: as many as should be found by one bucket, no more than one change may
+/// copy. Small in unit tests, so that they cross chunks often.
+const CHUNK_MAX: usize = if cfg!(test) { 4 } else { 512 };
 
 /// Sorted disjoint ranges, never empty.
 #[derive(Debug)]
 struct Chunk {
-    entries: Box<[Entry]>,
     index: BucketIndex,
+    /// The translations of `entries`, position by position.
+    direct: Box<[Direct]>,
+    entries: Box<[Entry]>,
 }
 
 impl Chunk {
     fn new(entries: Vec<Entry>) -> Arc<Chunk> {
         let index = BucketIndex::new(entries.iter().map(Entry::start));
+        let direct = entries.iter().map(|entry| entry.direct().clone()).collect();
         Arc::new(Chunk {
-            entries: entries.into(),
             index,
+            direct,
+            entries: entries.into(),
         })
     }
 
@@ -32,27 +38,41 @@ impl Chunk {
         self.entries.first().map_or(0, Entry::start)
     }
 
+    /// Position of the only range that may contain `addr`.
     #[inline]
-    fn find(&self, addr: u64) -> Option<&Entry> {
-        let (low, high) = self.index.candidates(addr);
-        if low == high {
-            self.entries.get(low)
-        } else {
-            self.search(low, high, addr)
+    fn find(&self, addr: u64, hint: &Cell<usize>) -> usize {
+        match self.index.exact(addr) {
+            Some(position) => position,
+            None => self.search(addr, hint),
         }
     }
 
-    /// The last of the entries `low..=high` that begins at or below `addr`.
-    fn search(&self, low: usize, high: usize, addr: u64) -> Option<&Entry> {
-        let candidates = self.entries.get(low..=high)?;
-        let after = candidates.partition_point(|entry| entry.start() <= addr);
-        candidates.get(after.checked_sub(1)?)
+    /// Where a bucket has several ranges, because the layout is sparse or odd, accesses still come
+    /// in clusters: try the last range found before searching.
+    #[inline(never)]
+    fn search(&self, addr: u64, hint: &Cell<usize>) -> usize {
+        if self
+            .direct
+            .get(hint.get())
+            .is_some_and(|range| range.contains(addr))
+        {
+            return hint.get();
+        }
+        let (low, high) = self.index.candidates(addr);
+        let after = self.direct.get(low..=high).map_or(0, |candidates| {
+            candidates.partition_point(|range| range.start <= addr)
+        });
+        let position = low + after.saturating_sub(1);
+        hint.set(position);
+        position
     }
 }
 
 /// One published state.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
+    /// The chunk, when there is one.
+    only: Option<Arc<Chunk>>,
     chunks: Box<[Arc<Chunk>]>,
     index: BucketIndex,
     len: usize,
@@ -66,7 +86,12 @@ impl Snapshot {
 
     fn from_chunks(chunks: Vec<Arc<Chunk>>, len: usize, version: u64) -> Snapshot {
         let index = BucketIndex::new(chunks.iter().map(|chunk| chunk.start()));
+        let only = match chunks.as_slice() {
+            [only] => Some(only.clone()),
+            _ => None,
+        };
         Snapshot {
+            only,
             chunks: chunks.into(),
             index,
             len,
@@ -88,26 +113,43 @@ impl Snapshot {
         self.chunks.iter().flat_map(|chunk| chunk.entries.iter())
     }
 
-    /// The range that contains `addr`.
+    /// The range that contains `addr`. `hint` remembers a position between
+    /// calls; any value is right.
     #[inline]
-    pub(crate) fn find(&self, addr: u64) -> Option<&Entry> {
-        let chunk = match &*self.chunks {
-            [only] => only,
-            _ => self.chunk_of(addr)?,
-        };
-        chunk.find(addr).filter(|entry| entry.contains(addr))
+    pub(crate) fn find(&self, addr: u64, hint: &Cell<usize>) -> Option<&Entry> {
+        let chunk = self.chunk(addr)?;
+        chunk
+            .entries
+            .get(chunk.find(addr, hint))
+            .filter(|entry| entry.contains(addr))
     }
 
-    fn chunk_of(&self, addr: u64) -> Option<&Arc<Chunk>> {
+    /// The only range that may contain `addr`: the caller checks that it does.
+    #[inline]
+    pub(crate) fn candidate(&self, addr: u64, hint: &Cell<usize>) -> Option<&Direct> {
+        let chunk = self.chunk(addr)?;
+        chunk.direct.get(chunk.find(addr, hint))
+    }
+
+    #[inline]
+    fn chunk(&self, addr: u64) -> Option<&Chunk> {
+        match &self.only {
+            Some(only) => Some(only),
+            None => self.chunk_of(addr),
+        }
+    }
+
+    #[inline(never)]
+    fn chunk_of(&self, addr: u64) -> Option<&Chunk> {
         let (low, high) = self.index.candidates(addr);
         let candidates = self.chunks.get(low..=high)?;
         let after = candidates.partition_point(|chunk| chunk.start() <= addr);
-        candidates.get(after.saturating_sub(1))
+        candidates.get(after.saturating_sub(1)).map(Arc::as_ref)
     }
 
     /// A range that shares a byte with `[start, last]`; the lowest one.
     pub(crate) fn overlapping(&self, start: u64, last: u64) -> Option<&Entry> {
-        if let Some(entry) = self.find(start) {
+        if let Some(entry) = self.find(start, &Cell::new(0)) {
             return Some(entry);
         }
         let chunk = self.chunks.partition_point(|chunk| chunk.start() <= start);
@@ -184,5 +226,103 @@ impl Snapshot {
             Snapshot::from_chunks(chunks, len, self.version + 1),
             removed,
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::entry::{Backing, Generation};
+    use crate::perm::Perm;
+
+    fn entry(start: u64, len: u64) -> Entry {
+        Entry::new(start, len, Perm::RW, Generation(start), Backing::Message)
+    }
+
+    /// Chunks are ordered, not empty, not too long, and the count is right.
+    fn check_shape(snapshot: &Snapshot) {
+        let starts: Vec<u64> = snapshot.iter().map(Entry::start).collect();
+        assert!(starts.is_sorted_by(|a, b| a < b));
+        assert_eq!(starts.len(), snapshot.len());
+        assert!(
+            snapshot
+                .chunks
+                .iter()
+                .all(|c| (1..=CHUNK_MAX).contains(&c.entries.len()))
+        );
+    }
+
+    #[test]
+    fn any_order_of_changes_finds_what_a_map_finds() {
+        // Deterministic and dense enough that chunks fill, split, empty and join.
+        let mut random = 0x9e37_79b9_7f4a_7c15u64;
+        let mut next = |bound: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % bound
+        };
+        let mut snapshot = Snapshot::empty();
+        let mut model: BTreeMap<u64, u64> = BTreeMap::new();
+        let hint = Cell::new(0);
+        let mut most_chunks = 0;
+        for _ in 0..6000 {
+            let start = next(400);
+            let last = start + next(4);
+            let overlap = model
+                .iter()
+                .map(|(s, l)| (*s, *l))
+                .find(|(s, l)| *s <= last && start <= *l);
+            assert_eq!(
+                snapshot
+                    .overlapping(start, last)
+                    .map(|e| (e.start(), e.last())),
+                overlap
+            );
+            if next(5) < 3 {
+                if overlap.is_none() {
+                    snapshot = snapshot.with(entry(start, last - start + 1));
+                    model.insert(start, last);
+                }
+            } else {
+                let last = start + next(60);
+                let (changed, removed) = snapshot.without(start, last);
+                let before = model.len();
+                model.retain(|s, l| *s < start || *l > last);
+                assert_eq!(removed.len(), before - model.len());
+                assert_eq!(changed.version(), snapshot.version() + 1);
+                snapshot = changed;
+            }
+            check_shape(&snapshot);
+            most_chunks = most_chunks.max(snapshot.chunks.len());
+            let addr = next(410);
+            let wanted = model
+                .iter()
+                .find(|(s, l)| (**s..=**l).contains(&addr))
+                .map(|(s, _)| *s);
+            assert_eq!(snapshot.find(addr, &hint).map(Entry::start), wanted);
+        }
+        assert!(most_chunks > 8, "the test should have crossed chunks");
+    }
+
+    #[test]
+    fn ascending_ranges_fill_chunks() {
+        let mut snapshot = Snapshot::empty();
+        for page in 0..(8 * CHUNK_MAX as u64) {
+            snapshot = snapshot.with(entry(page * 4096, 4096));
+        }
+        assert_eq!(snapshot.chunks.len(), 8);
+    }
+
+    #[test]
+    fn untouched_chunks_are_shared_between_states() {
+        let mut snapshot = Snapshot::empty();
+        for page in 0..(2 * CHUNK_MAX as u64) {
+            snapshot = snapshot.with(entry(page * 4096, 4096));
+        }
+        let (changed, _) = snapshot.without(0, 4095);
+        assert!(Arc::ptr_eq(&changed.chunks[1], &snapshot.chunks[1]));
     }
 }

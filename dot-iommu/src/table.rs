@@ -1,5 +1,6 @@
 //! The table's control side: map, unmap, clear.
 
+use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -114,7 +115,7 @@ impl DotTable {
         let current = self.current.load_full();
         for addr in [start, last] {
             if let Some(other) = current
-                .find(addr)
+                .find(addr, &Cell::new(0))
                 .filter(|o| o.start() < start || o.last() > last)
             {
                 let (other_start, other_len) = (other.start(), other.len());

@@ -1,11 +1,12 @@
 //! The table's data side: pin, translate.
 
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
 
-use crate::entry::{Entry, Generation};
+use crate::entry::{Direct, Entry, Generation};
 use crate::error::DotError;
 use crate::perm::Access;
 use crate::snapshot::Snapshot;
@@ -30,6 +31,7 @@ impl DotReader {
     pub fn pin(&self) -> DotView<'_> {
         DotView {
             snapshot: self.current.load(),
+            hint: Cell::new(0),
             reader: PhantomData,
         }
     }
@@ -39,6 +41,8 @@ impl DotReader {
 #[derive(Debug)]
 pub struct DotView<'r> {
     snapshot: Guard<Arc<Snapshot>>,
+    /// Position of the last range that needed a search.
+    hint: Cell<usize>,
     reader: PhantomData<&'r DotReader>,
 }
 
@@ -49,18 +53,17 @@ impl DotView<'_> {
     /// [`DotError::NoAccess`], [`DotError::MessageOnly`].
     #[inline]
     pub fn translate(&self, addr: u64, len: u64, access: Access) -> Result<HostSpan<'_>, DotError> {
-        if let Some(entry) = self.snapshot.find(addr) {
-            if let Some(span) = span::within(entry, addr, len, access.bits()) {
-                return Ok(span);
-            }
+        let range = self.candidate(addr);
+        match range.and_then(|range| span::within(range, addr, len, access.bits())) {
+            Some(span) => Ok(span),
+            None => Err(self.why_not(addr, len, access)),
         }
-        Err(self.why_not(addr, len, access))
     }
 
     /// The range that contains `addr`.
     #[inline]
     pub fn lookup(&self, addr: u64) -> Option<&Entry> {
-        self.snapshot.find(addr)
+        self.snapshot.find(addr, &self.hint)
     }
 
     /// True when the range that contains `addr` is still the one that `map` gave `generation`.
@@ -76,8 +79,15 @@ impl DotView<'_> {
         self.snapshot.version()
     }
 
+    /// The only range that may contain `addr`: the caller checks that it does.
+    #[inline]
+    pub(crate) fn candidate(&self, addr: u64) -> Option<&Direct> {
+        self.snapshot.candidate(addr, &self.hint)
+    }
+
     #[cold]
-    fn why_not(&self, addr: u64, len: u64, access: Access) -> DotError {
+    #[inline(never)]
+    pub(crate) fn why_not(&self, addr: u64, len: u64, access: Access) -> DotError {
         let Some(span) = len.checked_sub(1) else {
             return DotError::Empty { start: addr };
         };

@@ -1,4 +1,5 @@
 //! Readers and the writer at the same time: what `unmap` waits for, and what it does not.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests count as no tests for clippy.toml
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use vm_memory::VolatileSlice;
 
-use crate::entry::Entry;
+use crate::entry::Direct;
 use crate::error::DotError;
 use crate::perm::{Access, Perm};
 
@@ -118,18 +118,19 @@ impl<'a> HostSpan<'a> {
 
 const _: () = assert!(Perm::RW.bits() == Access::ReadWrite.bits());
 
-/// The host memory of `[addr, addr + len)` when `entry`, which contains `addr`, holds all of it and
-/// grants `rights` on host memory.
+/// The host memory of `[addr, addr + len)` when the range holds all of it and grants `rights`
+/// (not 0) on host memory.
 #[inline]
-pub(crate) fn within(entry: &Entry, addr: u64, len: u64, rights: u8) -> Option<HostSpan<'_>> {
-    let offset = addr.wrapping_sub(entry.start());
+pub(crate) fn within(range: &Direct, addr: u64, len: u64, rights: u8) -> Option<HostSpan<'_>> {
+    let offset = addr.wrapping_sub(range.start);
     // A length of 0 wraps to the largest value and is refused by the same comparison.
-    let fits = offset <= entry.span() && len.wrapping_sub(1) <= entry.span() - offset;
-    if !fits || entry.direct() & rights != rights || !entry.is_mapped() {
+    let fits = offset <= range.span && len.wrapping_sub(1) <= range.span - offset;
+    let asked = u64::from(rights);
+    if !fits || asked == 0 || range.rights & asked != asked {
         return None;
     }
-    // SAFETY: an entry with host memory holds its mapping (and the borrow holds the entry), `map`
-    // checked that the whole entry lies in the mapping and that the mapping grants the rights, and
-    // the bytes lie in the entry. Fits in usize as the mapping does.
-    Some(unsafe { HostSpan::new(entry.host() + offset as usize, len as usize, rights) })
+    // SAFETY: rights are 0 for a range without host memory. Else the entry beside which `range` is
+    // stored (see `Direct`) holds the mapping for as long as the borrow, `map` checked that the whole range lies in the mapping and that the mapping
+    // grants the rights, and the bytes lie in the range. They fit in usize as the mapping does.
+    Some(unsafe { HostSpan::new(range.host + offset as usize, len as usize, rights) })
 }
