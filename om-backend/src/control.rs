@@ -3,24 +3,31 @@
 
 use crate::northbound::view::PresentationView;
 use crate::presentation::Presentation;
-use m2m_fabric::proto::{ControlWindow, FunctionSpec};
-use rustix::fs::MemfdFlags;
+use m2m_fabric::proto::FunctionSpec;
+use smartep::config::{ConfigError, ConfigState};
+use smartep::model::{ControlRegisters, LocalControl};
+use smartep::shadow::{ShadowError, ShadowWriter};
+use smartep::{CONFIG_REGION, ControlSide};
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Why a function cannot be presented.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
+    /// What it should look like is not possible in config space.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// The memory of the shadow could not be made.
-    #[error("no memory for its shadow: {0}")]
-    Shadow(std::io::Error),
+    #[error(transparent)]
+    Shadow(#[from] ShadowError),
 }
 
-/// One function's control side.
+/// One function's control side, for the fabric's threads and the OM's own.
 #[derive(Debug)]
 pub struct FunctionControl {
-    bytes: Mutex<Vec<(ControlWindow, Vec<u8>)>>,
-    link_status: (usize, usize),
+    model: Mutex<LocalControl>,
+    /// Region and offset of the byte that has the link status in bit 0.
+    link_status: Option<(u32, u64)>,
 }
 
 impl FunctionControl {
@@ -29,71 +36,185 @@ impl FunctionControl {
     /// # Errors
     /// [`ControlError`].
     pub fn new(presentation: Presentation) -> Result<(Self, OwnedFd), ControlError> {
-        let shadow = rustix::fs::memfd_create("shadow", MemfdFlags::CLOEXEC)
-            .map_err(|e| ControlError::Shadow(e.into()))?;
+        let Presentation {
+            config,
+            windows,
+            spec,
+            link_status: (window, byte),
+        } = presentation;
+        let (writer, shadow) = ShadowWriter::new()?;
+        let link_status = spec
+            .control
+            .get(window)
+            .map(|w| (w.region, w.offset + byte as u64));
+        let registers = spec
+            .control
+            .iter()
+            .zip(windows)
+            .map(|(window, bytes)| ControlRegisters {
+                region: window.region,
+                offset: window.offset,
+                bytes,
+            })
+            .collect();
+        let model = LocalControl::new(config.build()?, registers, Some(writer));
         let control = Self {
-            bytes: Mutex::new(
-                presentation
-                    .spec
-                    .control
-                    .iter()
-                    .copied()
-                    .zip(presentation.windows)
-                    .collect(),
-            ),
-            link_status: presentation.link_status,
+            model: Mutex::new(model),
+            link_status,
         };
         Ok((control, shadow))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<(ControlWindow, Vec<u8>)>> {
-        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, LocalControl> {
+        // A model is bytes; whoever panicked with the lock left some bytes written and others not.
+        self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the 4 bytes at `offset` of `region`; what is not there reads as all-ones.
+    /// Reads the 4 bytes at `offset` of `region`; what is not there reads as ones.
     pub fn read(&self, region: u32, offset: u32) -> u32 {
-        let mut value = [0xff; 4];
-        for (window, bytes) in self.lock().iter() {
-            if window.region == region && u64::from(offset) >= window.offset {
-                let start = (u64::from(offset) - window.offset) as usize;
-                for (to, from) in value.iter_mut().zip(bytes.iter().skip(start)) {
-                    *to = *from;
-                }
+        let mut bytes = [0xff; 4];
+        self.lock().read(region, offset.into(), &mut bytes);
+        u32::from_le_bytes(bytes)
+    }
+
+    /// Writes the bytes of `value` that `byte_enable` names (bit n: bits 8n to 8n+7). The answer is the
+    /// new [`ConfigState`] as bits, also when no byte is named.
+    pub fn write(&self, region: u32, offset: u32, byte_enable: u8, value: u32) -> u32 {
+        let bytes = value.to_le_bytes();
+        let mut model = self.lock();
+        let mut state = model.state();
+        let mut flr = false;
+        for (start, end) in runs(byte_enable) {
+            if let Some(run) = bytes.get(start..end) {
+                state = model.write(region, u64::from(offset) + start as u64, run);
+                flr |= state.flr;
             }
         }
-        u32::from_le_bytes(value)
+        ConfigState { flr, ..state }.to_bits()
     }
 
-    /// Writes the bytes of `value` that `byte_enable` names; the answer is the new `ConfigState`.
-    pub fn write(&self, _region: u32, _offset: u32, _byte_enable: u8, _value: u32) -> u32 {
-        0
-    }
-
-    /// Back to as powered on, but for the link; the answer is the new `ConfigState`.
+    /// Back to as powered on, but for the link; the answer is the new [`ConfigState`] as bits.
     pub fn reset(&self) -> u32 {
-        0
+        self.lock().reset().to_bits()
     }
 
     /// Makes the link status `up` or not; `true` if it was otherwise.
     pub fn set_link(&self, up: bool) -> bool {
-        let mut windows = self.lock();
-        let (window, byte) = self.link_status;
-        let status = windows.get_mut(window).and_then(|(_, b)| b.get_mut(byte));
-        match status {
-            Some(status) => std::mem::replace(status, u8::from(up)) != u8::from(up),
-            None => false,
-        }
+        let Some((region, offset)) = self.link_status else {
+            return false;
+        };
+        let mut model = self.lock();
+        let mut status = [0];
+        model.read(region, offset, &mut status);
+        let [old] = status;
+        let new = (old & !1) | u8::from(up);
+        new != old && model.update(region, offset, &[new])
     }
 
     /// What the guest sees, for people.
     pub fn inspect(&self, spec: &FunctionSpec) -> PresentationView {
+        let mut header = [0; 64];
+        let mut model = self.lock();
+        model.read(CONFIG_REGION, 0, &mut header);
+        let state = model.state();
         PresentationView {
             regions: spec.regions.iter().map(|r| (r.index, r.size)).collect(),
             msix_vectors: spec.msix_vectors,
-            bus_master: false,
-            memory: false,
-            msix_enabled: false,
-            config_header: String::new(),
+            bus_master: state.bus_master,
+            memory: state.memory,
+            msix_enabled: state.msix_enabled,
+            config_header: header.iter().map(|b| format!("{b:02x}")).collect(),
         }
+    }
+}
+
+/// The runs of neighbouring bytes among 4 that `byte_enable` names, as ranges.
+fn runs(byte_enable: u8) -> impl Iterator<Item = (usize, usize)> {
+    let named = move |n: usize| n < 4 && byte_enable >> n & 1 == 1;
+    (0..4)
+        .filter(move |n| named(*n) && (*n == 0 || !named(n - 1)))
+        .map(move |start| {
+            let end = (start..=4).find(|n| !named(*n)).unwrap_or(4);
+            (start, end)
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::presentation::virtio_net;
+    use smartep::shadow::ShadowReader;
+
+    fn control() -> (FunctionControl, ShadowReader) {
+        let config = Config::parse(
+            "test",
+            "[[em]]\nname = \"em0\"\n[[em.function]]\nname = \"net0\"\nkind = \"virtio-net\"\n\
+             mac = \"02:00:00:00:00:01\"\nport = { null = true }\n",
+        )
+        .unwrap();
+        let presentation = virtio_net::present(0, &config.ems[0].functions[0]);
+        let (control, fd) = FunctionControl::new(presentation).unwrap();
+        (control, ShadowReader::new(fd).unwrap())
+    }
+
+    #[test]
+    fn byte_enables_become_runs() {
+        let all = |be| runs(be).collect::<Vec<_>>();
+        assert_eq!(all(0b1111), [(0, 4)]);
+        assert_eq!(all(0b0110), [(1, 3)]);
+        assert_eq!(all(0b1001), [(0, 1), (3, 4)]);
+        assert_eq!(all(0b1000), [(3, 4)]);
+        assert_eq!(all(0), []);
+        assert_eq!(all(0xf0), []);
+    }
+
+    #[test]
+    fn only_the_named_bytes_are_written_and_the_state_comes_back() {
+        let (control, shadow) = control();
+        let state = ConfigState::from_bits(control.write(7, 4, 0b0001, 0xffff_ffff));
+        assert!(state.bus_master && state.memory && !state.intx_disabled);
+        assert_eq!(control.read(7, 4) & 0xff00, 0, "byte 5 was not named");
+        assert_eq!(shadow.state(), state);
+        assert_eq!(
+            ConfigState::from_bits(control.reset()),
+            ConfigState::default()
+        );
+        assert!(!shadow.state().bus_master);
+    }
+
+    #[test]
+    fn a_bar_tells_its_size() {
+        let (control, _shadow) = control();
+        control.write(7, 0x10, 0xf, u32::MAX);
+        control.write(7, 0x14, 0xf, u32::MAX);
+        assert_eq!(control.read(7, 0x10), 0xffff_8004);
+        assert_eq!(control.read(7, 0x14), u32::MAX);
+    }
+
+    #[test]
+    fn the_link_is_down_first_and_its_changes_reach_the_shadow() {
+        let (control, shadow) = control();
+        let status = || {
+            let mut bytes = [0xff; 2];
+            assert!(shadow.read(0, 0x2006, &mut bytes));
+            u16::from_le_bytes(bytes)
+        };
+        assert_eq!(status(), 0);
+        assert!(control.set_link(true) && !control.set_link(true));
+        assert_eq!(status(), 1);
+        control.reset();
+        assert_eq!(status(), 1, "the guest's reset does not unplug the cable");
+        assert!(control.set_link(false));
+        assert_eq!(status(), 0);
+    }
+
+    #[test]
+    fn a_guest_cannot_write_the_device_configuration() {
+        let (control, _shadow) = control();
+        let mac = control.read(0, 0x2000);
+        control.write(0, 0x2000, 0xf, 0);
+        assert_eq!(control.read(0, 0x2000), mac);
+        assert_eq!(mac, 0x0000_0002);
     }
 }

@@ -15,7 +15,6 @@ pub mod conductor;
 pub mod config;
 pub mod control;
 pub mod function;
-pub mod interim;
 pub mod listener;
 pub mod northbound;
 mod om;

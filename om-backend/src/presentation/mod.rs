@@ -6,8 +6,8 @@
 pub mod virtio_net;
 pub mod virtio_pci;
 
-use crate::interim::config::ConfigBuilder;
 use m2m_fabric::proto::FunctionSpec;
+use smartep::config::ConfigBuilder;
 
 /// All that a guest and an EM need to know of a function.
 pub struct Presentation {

@@ -12,10 +12,11 @@
 use super::Presentation;
 use super::virtio_pci::{self, DEVICE_BASE, REVISION, VENDOR};
 use crate::config::FunctionConfig;
-use crate::interim::config::{BarKind, BarSpec, Capability, ConfigBuilder};
 use m2m_fabric::proto::{
     ControlWindow, FunctionKind, FunctionSpec, RegionSpec, VirtioNetSpec, VirtioPciLayout, Window,
 };
+use smartep::CONFIG_REGION;
+use smartep::config::{BarKind, BarSpec, CONFIG_SIZE, Capability, ConfigBuilder};
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::VIRTIO_NET_S_LINK_UP;
 use zerocopy::byteorder::little_endian::{U16, U32};
@@ -29,12 +30,8 @@ pub const MSIX_BAR: u32 = 2;
 pub const BAR_BYTES: u64 = 32 << 10;
 /// Offset of the MSI-X pending bits in [`MSIX_BAR`].
 pub const MSIX_PBA: u32 = 0x4000;
-/// vfio index of config space.
-const CONFIG_REGION: u32 = 7;
-/// Bytes of config space.
-const CONFIG_BYTES: u64 = 4096;
 /// Network controller, Ethernet (PCI code and id assignment, §1.3).
-const CLASS: [u8; 3] = [0x02, 0x00, 0x00];
+const CLASS: u32 = 0x02_00_00;
 
 /// Where the structures lie in [`BAR`].
 pub const LAYOUT: VirtioPciLayout = VirtioPciLayout {
@@ -124,6 +121,7 @@ pub fn present(id: u32, function: &FunctionConfig) -> Presentation {
         ],
         capabilities,
     };
+    // The whole page goes to the control side; behind the structure it reads as ones.
     let window = ControlWindow {
         region: BAR,
         offset: LAYOUT.device.offset.into(),
@@ -146,7 +144,7 @@ pub fn present(id: u32, function: &FunctionConfig) -> Presentation {
                 },
                 RegionSpec {
                     index: CONFIG_REGION,
-                    size: CONFIG_BYTES,
+                    size: CONFIG_SIZE as u64,
                 },
             ],
             control: vec![window],
@@ -177,6 +175,131 @@ fn device_config(function: &FunctionConfig) -> Vec<u8> {
         duplex,
     };
     let mut bytes = known.as_bytes().to_vec();
-    bytes.resize(0x1000, 0);
+    bytes.resize(LAYOUT.device.len as usize, 0);
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use smartep::config::ConfigSpace;
+
+    fn presented(lines: &str) -> (Presentation, ConfigSpace) {
+        let text = format!(
+            "[[em]]\nname = \"em0\"\n[[em.function]]\nname = \"net0\"\nkind = \"virtio-net\"\n\
+             mac = \"02:00:00:00:00:0a\"\nport = {{ null = true }}\n{lines}\n"
+        );
+        let config = Config::parse("test", &text).unwrap();
+        let presentation = present(3, &config.ems[0].functions[0]);
+        let space = presentation.config.build().unwrap();
+        (presentation, space)
+    }
+
+    fn word(bytes: &[u8], at: usize) -> u16 {
+        u16::from_le_bytes([bytes[at], bytes[at + 1]])
+    }
+
+    fn dword(bytes: &[u8], at: usize) -> u32 {
+        u32::from(word(bytes, at)) | u32::from(word(bytes, at + 2)) << 16
+    }
+
+    /// Offsets of the capabilities by id, as a driver finds them.
+    fn chain(bytes: &[u8]) -> Vec<(u8, usize)> {
+        assert_ne!(word(bytes, 6) & 0x10, 0, "status has no capability list");
+        let mut found = Vec::new();
+        let mut at = usize::from(bytes[0x34]);
+        while at != 0 {
+            assert!(
+                at >= 0x40 && at % 4 == 0 && found.len() < 48,
+                "bad pointer {at:#x}"
+            );
+            found.push((bytes[at], at));
+            at = usize::from(bytes[at + 1]);
+        }
+        found
+    }
+
+    #[test]
+    fn a_driver_recognises_a_virtio_network_device() {
+        let (_, space) = presented("");
+        let bytes = space.bytes();
+        assert_eq!((word(bytes, 0), word(bytes, 2)), (0x1af4, 0x1041));
+        assert_eq!(dword(bytes, 8), 0x0200_0001, "class and revision");
+        assert_eq!((word(bytes, 0x2c), word(bytes, 0x2e)), (0x1af4, 1));
+        assert_eq!(bytes[0x3d], 0, "no INTx pin");
+    }
+
+    #[test]
+    fn a_driver_finds_every_structure_inside_its_bar() {
+        let (presentation, space) = presented("queue_pairs = 32");
+        let bytes = space.bytes();
+        let chain = chain(bytes);
+        let ids: Vec<u8> = chain.iter().map(|(id, _)| *id).collect();
+        assert_eq!(ids, [0x10, 0x01, 0x11, 9, 9, 9, 9]);
+        let mut ends = Vec::new();
+        for (_, at) in chain.iter().filter(|(id, _)| *id == 9) {
+            let kind = bytes[at + 3];
+            let (bar, offset, length) =
+                (bytes[at + 4], dword(bytes, at + 8), dword(bytes, at + 12));
+            assert_eq!(usize::from(bytes[at + 2]), if kind == 2 { 20 } else { 16 });
+            assert_eq!(bar, 0);
+            assert!(u64::from(offset) + u64::from(length) <= BAR_BYTES);
+            ends.push((offset, offset + length, kind));
+        }
+        ends.sort_unstable();
+        assert!(
+            ends.windows(2).all(|w| w[0].1 <= w[1].0),
+            "overlap: {ends:?}"
+        );
+        let mut kinds: Vec<u8> = ends.iter().map(|(_, _, kind)| *kind).collect();
+        kinds.sort_unstable();
+        assert_eq!(kinds, [1, 2, 3, 4]);
+        let (_, notify) = chain[4];
+        let multiplier = dword(bytes, notify + 16);
+        let queues = 2 * 32 + 1;
+        assert!(multiplier * (queues - 1) + 2 <= dword(bytes, notify + 12));
+
+        let (_, msix) = chain[2];
+        let vectors = (word(bytes, msix + 2) & 0x7ff) + 1;
+        assert_eq!((vectors, presentation.spec.msix_vectors), (66, 66));
+        let (table, pba) = (dword(bytes, msix + 4), dword(bytes, msix + 8));
+        assert_eq!((table & 7, pba & 7), (2, 2));
+        assert!(u32::from(vectors) * 16 <= (pba & !7) - (table & !7));
+    }
+
+    #[test]
+    fn device_configuration_is_laid_out_as_the_driver_reads_it() {
+        let (p, _) = presented("mtu = 9000\nqueue_pairs = 4\nspeed_mbps = 25000");
+        let config = &p.windows[0];
+        assert_eq!(config.len(), 0x40);
+        assert_eq!(config[..6], [2, 0, 0, 0, 0, 10]);
+        assert_eq!(
+            (word(config, 6), word(config, 8), word(config, 10)),
+            (0, 4, 9000)
+        );
+        assert_eq!((dword(config, 12), config[16]), (25000, 1));
+        assert!(config[17..].iter().all(|b| *b == 0));
+        let (p, _) = presented("");
+        assert_eq!(
+            (dword(&p.windows[0], 12), p.windows[0][16]),
+            (u32::MAX, 0xff)
+        );
+    }
+
+    #[test]
+    fn the_em_hears_what_the_capabilities_say() {
+        let (p, _) = presented("queue_size = 1024");
+        assert_eq!((p.spec.id, p.spec.name.as_str()), (3, "net0"));
+        let FunctionKind::VirtioNet(net) = &p.spec.kind;
+        assert_eq!((net.queue_size, net.queue_pairs, net.mtu), (1024, 1, 1500));
+        assert_eq!(net.layout, LAYOUT);
+        let window = p.spec.control[0];
+        assert_eq!(
+            (window.region, window.offset, window.len),
+            (0, 0x2000, 0x1000)
+        );
+        let sizes: Vec<(u32, u64)> = p.spec.regions.iter().map(|r| (r.index, r.size)).collect();
+        assert_eq!(sizes, [(0, 32768), (2, 32768), (7, 4096)]);
+    }
 }

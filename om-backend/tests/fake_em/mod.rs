@@ -187,7 +187,11 @@ pub(crate) fn query<T: DeserializeOwned>(om: &Om, request: &protocol::Request) -
 }
 
 /// Waits until the functions are as `wanted` says.
-pub(crate) fn wait_functions(om: &Om, what: &str, wanted: impl Fn(&Functions) -> bool) -> Functions {
+pub(crate) fn wait_functions(
+    om: &Om,
+    what: &str,
+    wanted: impl Fn(&Functions) -> bool,
+) -> Functions {
     let deadline = Instant::now() + LONG;
     loop {
         let functions: Functions = query(om, &protocol::Request::Functions);
