@@ -1,1 +1,5 @@
 //! placeholder
+pub mod flow;
+pub mod frame;
+pub mod offload;
+pub mod port;

@@ -1,0 +1,2 @@
+//! Which link a frame leaves by.
+

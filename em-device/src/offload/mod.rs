@@ -1,0 +1,1 @@
+//! Checksums and TCP segmentation in software.
