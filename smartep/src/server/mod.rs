@@ -1,0 +1,357 @@
+//! Serves one function to one vfio-user client at a time.
+//!
+//! One thread reads the socket and answers from state alone; whatever takes longer belongs to the data side's
+//! threads. Nothing here waits for the client.
+
+mod access;
+mod describe;
+mod interrupts;
+
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+
+use dot_iommu::DotTable;
+use log::{debug, info, warn};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use thiserror::Error;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::config::ConfigState;
+pub use crate::conn::StopFd;
+use crate::conn::{ConnError, Incoming, Receiver, Sender};
+use crate::dma::{DmaSpace, MessageDma};
+use crate::function::FunctionInfo;
+use crate::irq::Irqs;
+use crate::proto::{Capabilities, DmaMap, DmaUnmap, Header, VersionError, answer_version, command};
+use crate::{ControlSide, DataSide};
+
+/// How serving one client ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The client closed its connection.
+    Disconnected,
+    /// [`StopFd::stop`] was called.
+    Stopped,
+}
+
+/// Why a client was cut off, or serving ended.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// The socket or its framing failed.
+    #[error(transparent)]
+    Conn(#[from] ConnError),
+    /// The listening socket failed.
+    #[error("the listening socket failed: {0}")]
+    Listen(#[source] std::io::Error),
+    /// The client does not follow the protocol.
+    #[error("the client broke the protocol: {0}")]
+    Protocol(String),
+    /// Versions do not fit.
+    #[error("no common version: {0}")]
+    Version(#[from] VersionError),
+}
+
+/// A function with its two sides, ready for clients.
+pub struct Server {
+    info: FunctionInfo,
+    irqs: Arc<Irqs>,
+    control: Box<dyn ControlSide>,
+    data: Arc<dyn DataSide>,
+    dma: DmaSpace,
+    state: ConfigState,
+    /// Accesses outside every region, since the start.
+    strays: u64,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server")
+            .field("info", &self.info)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What belongs to one connection.
+struct Session {
+    sender: Arc<Sender>,
+    messages: Arc<MessageDma>,
+    negotiated: Option<Capabilities>,
+}
+
+impl Server {
+    /// Joins the parts of a function. `table` receives the client's memory, `irqs` its eventfds.
+    pub fn new(
+        info: FunctionInfo,
+        table: Arc<DotTable>,
+        irqs: Arc<Irqs>,
+        control: Box<dyn ControlSide>,
+        data: Arc<dyn DataSide>,
+    ) -> Self {
+        let state = control.state();
+        Self {
+            info,
+            irqs,
+            control,
+            data,
+            dma: DmaSpace::new(table),
+            state,
+            strays: 0,
+        }
+    }
+
+    /// Accepts and serves clients, one after the other, until stopped. A client's fault ends its connection
+    /// only.
+    pub fn run(&mut self, listener: &UnixListener, stop: &StopFd) -> Result<(), ServeError> {
+        listener.set_nonblocking(true).map_err(ServeError::Listen)?;
+        loop {
+            let mut fds = [
+                PollFd::new(listener, PollFlags::IN),
+                PollFd::new(stop, PollFlags::IN),
+            ];
+            match poll(&mut fds, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => return Err(ServeError::Listen(e.into())),
+            }
+            if !fds[1].revents().is_empty() {
+                return Ok(());
+            }
+            match listener.accept() {
+                Ok((stream, _)) => match self.serve_one(stream, Some(listener), stop) {
+                    Ok(End::Stopped) => return Ok(()),
+                    Ok(End::Disconnected) => info!("the client disconnected"),
+                    Err(e) => warn!("the client is cut off: {e}"),
+                },
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(e) if e.raw_os_error() == Some(Errno::CONNABORTED.raw_os_error()) => {}
+                Err(e) => return Err(ServeError::Listen(e)),
+            }
+        }
+    }
+
+    /// Serves one client on a connected socket until it leaves, breaks the protocol, or `stop`. Maps and
+    /// eventfds are gone afterwards.
+    pub fn serve(&mut self, stream: UnixStream, stop: &StopFd) -> Result<End, ServeError> {
+        self.serve_one(stream, None, stop)
+    }
+
+    fn serve_one(
+        &mut self,
+        stream: UnixStream,
+        listener: Option<&UnixListener>,
+        stop: &StopFd,
+    ) -> Result<End, ServeError> {
+        let sender = Arc::new(Sender::new(stream.try_clone().map_err(|e| {
+            ConnError::System(Errno::from_io_error(&e).unwrap_or(Errno::IO))
+        })?));
+        let messages = MessageDma::new(sender.clone(), crate::proto::MAX_DATA_XFER);
+        let mut session = Session {
+            sender,
+            messages,
+            negotiated: None,
+        };
+        // A new client finds a function after power-on, whatever the one before did.
+        self.reset();
+        self.data.connected(session.messages.clone());
+        let result = self.read_all(
+            &Receiver {
+                stream: &stream,
+                stop,
+                listener,
+            },
+            &mut session,
+        );
+        // Stop DMA, reset, drop the maps: in this order.
+        self.data.disconnected();
+        self.irqs.clear();
+        session.messages.close();
+        self.dma.clear();
+        self.set_state(ConfigState::default());
+        result
+    }
+
+    fn read_all(
+        &mut self,
+        receiver: &Receiver<'_>,
+        session: &mut Session,
+    ) -> Result<End, ServeError> {
+        let mut body = Vec::new();
+        loop {
+            match receiver.next(&mut body)? {
+                Incoming::Closed => return Ok(End::Disconnected),
+                Incoming::Stopped => return Ok(End::Stopped),
+                Incoming::Message(header, fds) if header.is_command() => {
+                    self.command(session, &header, &body, fds)?;
+                }
+                Incoming::Message(header, _) if header.is_reply() => {
+                    if !session.messages.reply(&header, &body) {
+                        return Err(ServeError::Protocol(format!(
+                            "a reply with id {} that nothing asked for",
+                            header.id
+                        )));
+                    }
+                }
+                Incoming::Message(header, _) => {
+                    return Err(ServeError::Protocol(format!(
+                        "message type {} is unknown",
+                        header.flags & 15
+                    )));
+                }
+            }
+            // A single huge message must not keep its memory for the connection's life.
+            if body.capacity() > 64 << 10 {
+                body = Vec::new();
+            }
+        }
+    }
+
+    fn command(
+        &mut self,
+        session: &mut Session,
+        header: &Header,
+        body: &[u8],
+        fds: Vec<std::os::fd::OwnedFd>,
+    ) -> Result<(), ServeError> {
+        let Some(agreed) = session.negotiated else {
+            return self.version(session, header, body);
+        };
+        match header.command {
+            command::VERSION => session.fail(header, Errno::INVAL, &[]),
+            command::DMA_MAP => {
+                let result = read::<DmaMap>(body).and_then(|map| self.dma.map(&map, fds));
+                if let Err(e) = result {
+                    debug!("a DMA map is refused: {e}");
+                }
+                session.answer(header, result, &[])
+            }
+            command::DMA_UNMAP => self.unmap(session, header, body),
+            command::DEVICE_GET_INFO => describe::device(session, header, body),
+            command::DEVICE_GET_REGION_INFO => describe::region(&self.info, session, header, body),
+            command::DEVICE_GET_IRQ_INFO => describe::irq(&self.info, session, header, body),
+            command::DEVICE_SET_IRQS => {
+                let result = interrupts::set(&self.irqs, body, fds, agreed.max_fds);
+                session.answer(header, result, &[])
+            }
+            command::REGION_READ => self.region_read(session, header, body, agreed.max_data_xfer),
+            command::REGION_WRITE => self.region_write(session, header, body, agreed.max_data_xfer),
+            command::REGION_WRITE_MULTI => self.write_multi(session, header, body),
+            command::DEVICE_RESET => {
+                self.reset();
+                session.answer(header, Ok(()), &[])
+            }
+            unknown => {
+                debug!("command {unknown} is not supported");
+                session.fail(header, Errno::NOTSUP, &[])
+            }
+        }
+    }
+
+    fn version(
+        &mut self,
+        session: &mut Session,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<(), ServeError> {
+        if header.command != command::VERSION {
+            return Err(ServeError::Protocol(format!(
+                "command {} before the version was negotiated",
+                header.command
+            )));
+        }
+        match answer_version(body) {
+            Ok((agreed, reply)) => {
+                session.messages = MessageDma::new(session.sender.clone(), agreed.max_data_xfer);
+                self.data.connected(session.messages.clone());
+                self.dma.limit(agreed.max_dma_maps);
+                session.negotiated = Some(agreed);
+                session.answer(header, Ok(()), &[&reply])
+            }
+            Err(e) => {
+                session.fail(header, Errno::INVAL, &[])?;
+                Err(e.into())
+            }
+        }
+    }
+
+    fn unmap(&mut self, session: &Session, header: &Header, body: &[u8]) -> Result<(), ServeError> {
+        let parsed = read::<DmaUnmap>(body);
+        let result = parsed.and_then(|unmap| self.dma.unmap(&unmap));
+        // The whole structure comes back even with an error: Cloud Hypervisor waits for 40 bytes.
+        let echo = parsed.unwrap_or_default();
+        session.answer_with(header, result, echo.as_bytes())
+    }
+
+    /// FLR, DEVICE_RESET and a new client.
+    fn reset(&mut self) {
+        self.data.reset();
+        let state = self.control.reset();
+        self.set_state(state);
+    }
+
+    fn set_state(&mut self, new: ConfigState) {
+        if new != self.state {
+            self.data.config_changed(self.state, new);
+            self.state = new;
+        }
+    }
+}
+
+impl Session {
+    /// A reply with a body, or an errno alone.
+    fn answer(
+        &self,
+        to: &Header,
+        result: Result<(), Errno>,
+        parts: &[&[u8]],
+    ) -> Result<(), ServeError> {
+        match result {
+            Ok(()) => self.send(to, 0, parts, &[]),
+            Err(e) => self.fail(to, e, &[]),
+        }
+    }
+
+    /// A reply whose body is there in either case.
+    fn answer_with(
+        &self,
+        to: &Header,
+        result: Result<(), Errno>,
+        body: &[u8],
+    ) -> Result<(), ServeError> {
+        match result {
+            Ok(()) => self.send(to, 0, &[body], &[]),
+            Err(e) => self.fail(to, e, body),
+        }
+    }
+
+    fn fail(&self, to: &Header, errno: Errno, body: &[u8]) -> Result<(), ServeError> {
+        self.send(to, errno.raw_os_error() as u32, &[body], &[])
+    }
+
+    fn send(
+        &self,
+        to: &Header,
+        error: u32,
+        parts: &[&[u8]],
+        fds: &[std::os::fd::BorrowedFd<'_>],
+    ) -> Result<(), ServeError> {
+        if !to.wants_reply() {
+            return Ok(());
+        }
+        let flags = Header::REPLY | if error == 0 { 0 } else { Header::ERROR };
+        let header = Header {
+            id: to.id,
+            command: to.command,
+            size: 0,
+            flags,
+            error,
+        };
+        Ok(self.sender.send(header, parts, fds)?)
+    }
+}
+
+/// The fixed part of a body; EINVAL when it is not all there.
+fn read<T: FromBytes>(body: &[u8]) -> Result<T, Errno> {
+    T::read_from_prefix(body)
+        .map(|(value, _)| value)
+        .map_err(|_| Errno::INVAL)
+}
