@@ -4,6 +4,7 @@
 //! asks. What may take long (telling an EM, asking it for counters) is done by other threads.
 
 use crate::function::{Function, Life};
+use crate::listener::PathListener;
 use crate::northbound::view::{EmView, EndView, FunctionView, Inspect, Status};
 use crate::peer::{Binding, Introduction};
 use crate::session::{Session, Subject};
@@ -102,6 +103,9 @@ pub struct Conductor {
     places: Places,
     started: Instant,
     functions: Vec<Arc<Function>>,
+    /// Where the VMMs connect, by function id. Nobody else has them, so that their paths go when the
+    /// OM's thread ends.
+    listeners: Vec<PathListener>,
     ems: Vec<Supervised>,
     wiring: Wiring,
     messages: Receiver<Message>,
@@ -116,6 +120,7 @@ impl Conductor {
     pub fn new(
         places: Places,
         functions: Vec<Arc<Function>>,
+        listeners: Vec<PathListener>,
         ems: Vec<Supervised>,
         wiring: Wiring,
         messages: Receiver<Message>,
@@ -125,6 +130,7 @@ impl Conductor {
             places,
             started: Instant::now(),
             functions,
+            listeners,
             ems,
             wiring,
             messages,
@@ -369,8 +375,10 @@ impl Conductor {
         let Some(session) = self.ems.get(em).and_then(|e| e.session.as_ref()) else {
             return;
         };
-        let copies = function
-            .listener
+        let Some(listener) = self.listeners.get(function.id() as usize) else {
+            return;
+        };
+        let copies = listener
             .as_fd()
             .try_clone_to_owned()
             .and_then(|listener| Ok(vec![listener, function.shadow.try_clone()?]));

@@ -1,8 +1,7 @@
-//! A function as the OM keeps it: what it presents, its socket, and where it is in its life.
+//! A function as the OM keeps it: what it presents, and where it is in its life.
 
 use crate::config::FunctionConfig;
 use crate::control::FunctionControl;
-use crate::listener::PathListener;
 use m2m_fabric::proto::{FunctionSpec, FunctionState};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -22,8 +21,6 @@ pub struct Function {
     pub control: FunctionControl,
     /// The memory of the shadow, which the EM gets.
     pub shadow: OwnedFd,
-    /// Where the VMM connects.
-    pub listener: PathListener,
     /// Whether the administrator lets the link be up.
     pub admin_up: AtomicBool,
     life: AtomicU8,
@@ -80,7 +77,6 @@ impl Function {
         spec: FunctionSpec,
         control: FunctionControl,
         shadow: OwnedFd,
-        listener: PathListener,
     ) -> Self {
         Self {
             admin_up: AtomicBool::new(config.link_up),
@@ -89,7 +85,6 @@ impl Function {
             spec,
             control,
             shadow,
-            listener,
             life: AtomicU8::new(Life::Absent.to_code()),
             fault: Mutex::new(None),
         }

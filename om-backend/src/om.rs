@@ -79,7 +79,7 @@ impl Om {
     pub fn start(config: Config) -> Result<Self, StartError> {
         make_run_dir(&config.run_dir)?;
         let em_binary = em_binary(&config)?;
-        let functions = functions(&config)?;
+        let (functions, listeners) = functions(&config)?;
         let m2m = Arc::new(LocalListener::bind(config.m2m_socket())?);
         let (sender, messages) = channel();
         let northbound = Server::start(&config.dpuctl_socket(), sender.clone())?;
@@ -92,6 +92,7 @@ impl Om {
         let conductor = Conductor::new(
             places,
             functions.clone(),
+            listeners,
             supervised(&config, &functions),
             Wiring::new(&config),
             messages,
@@ -182,13 +183,14 @@ fn em_binary(config: &Config) -> Result<PathBuf, StartError> {
     }
 }
 
-fn functions(config: &Config) -> Result<Vec<Arc<Function>>, StartError> {
+/// The functions and, in the same order, the sockets for their VMMs.
+fn functions(config: &Config) -> Result<(Vec<Arc<Function>>, Vec<PathListener>), StartError> {
     let all = config
         .ems
         .iter()
         .enumerate()
         .flat_map(|(em, c)| c.functions.iter().map(move |f| (em, f)));
-    let mut functions = Vec::new();
+    let (mut functions, mut listeners) = (Vec::new(), Vec::new());
     for (id, (em, f)) in (0..).zip(all) {
         let presentation = virtio_net::present(id, f);
         let spec = presentation.spec.clone();
@@ -197,17 +199,16 @@ fn functions(config: &Config) -> Result<Vec<Arc<Function>>, StartError> {
                 function: f.name.clone(),
                 source,
             })?;
-        let listener = PathListener::bind(&f.socket)?;
+        listeners.push(PathListener::bind(&f.socket)?);
         functions.push(Arc::new(Function::new(
             f.clone(),
             em,
             spec,
             control,
             shadow,
-            listener,
         )));
     }
-    Ok(functions)
+    Ok((functions, listeners))
 }
 
 fn supervised(config: &Config, functions: &[Arc<Function>]) -> Vec<Supervised> {

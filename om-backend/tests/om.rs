@@ -1,4 +1,5 @@
 //! The OM with EMs that the test plays.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod fake_em;
 

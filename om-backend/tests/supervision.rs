@@ -1,5 +1,6 @@
 //! EM processes that the OM starts. This test program plays the EM too: the OM runs it again with
 //! [`plays_an_em`] as the only test.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod fake_em;
 

@@ -43,6 +43,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
         );
         return Ok(());
     }
+    raise_descriptor_limit();
     // Before the EMs start, so that a signal never finds the OM without its handler.
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
     let om = Om::start(config)?;
@@ -56,4 +57,21 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     }
     om.stop();
     Ok(())
+}
+
+/// A wire takes three descriptors at each end and a guest's memory and interrupts some more: many
+/// functions need more than the usual 1024. The EMs inherit the limit.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if let Err(e) = setrlimit(Resource::Nofile, raised) {
+        log::warn!(
+            "the limit of open descriptors stays {:?}: {e}",
+            limit.current
+        );
+    }
 }

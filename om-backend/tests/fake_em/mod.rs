@@ -1,5 +1,5 @@
 //! An EM for tests: does what it is told and tells the test about it.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use m2m_fabric::proto::{
     EmStats, Event, FunctionStats, Hello, LinkKind, LinkSpec, QueueStats, Reply, Request,
