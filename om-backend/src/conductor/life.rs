@@ -1,0 +1,233 @@
+//! EMs that start, introduce themselves, fall silent and end.
+
+use super::{Conductor, Message};
+use crate::function::{Function, Life};
+use crate::peer::{Binding, Introduction};
+use crate::session::Session;
+use crate::supervisor::process::{Process, describe_exit};
+use crate::supervisor::{INTRODUCTION, LAST_WORDS, SILENCE};
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::time::Instant;
+
+impl Conductor {
+    pub(super) fn start(&mut self, em: usize) {
+        let Some(e) = self.ems.get_mut(em) else {
+            return;
+        };
+        let log = self.places.run_dir.join(format!("{}.log", e.name));
+        let sender = self.sender.clone();
+        let spawned = Process::spawn(
+            &self.places.em_binary,
+            &e.name,
+            &self.places.m2m_socket,
+            &log,
+            move |pid, status| {
+                let _ = sender.send(Message::Exited { em, pid, status });
+            },
+        );
+        let now = Instant::now();
+        e.restart_at = None;
+        match spawned {
+            Ok(process) => {
+                log::info!("EM {} started as process {}", e.name, process.pid());
+                e.process = Some(process);
+                e.since = now;
+            }
+            Err(error) => {
+                log::error!("EM {}: {error}", e.name);
+                e.ended(error.to_string(), now);
+            }
+        }
+    }
+
+    pub(super) fn start_those_due(&mut self, now: Instant) {
+        for em in 0..self.ems.len() {
+            let due = self
+                .ems
+                .get_mut(em)
+                .filter(|e| e.restart_at.is_some_and(|at| at <= now));
+            if let Some(e) = due {
+                e.restarts += 1;
+                self.start(em);
+            }
+        }
+    }
+
+    /// Looks after EMs that fell silent, never came, or do not end.
+    pub(super) fn tick(&mut self, now: Instant) {
+        for em in 0..self.ems.len() {
+            let Some(e) = self.ems.get_mut(em) else {
+                continue;
+            };
+            if let Some(session) = &e.session {
+                let silence = session.silent_for();
+                if silence > SILENCE {
+                    let reason = format!("was silent for {:.1} s", silence.as_secs_f64());
+                    e.kill(reason.clone());
+                    self.lost(em, &reason);
+                }
+            } else if let Some((at, reason)) = e.kill_at.clone() {
+                if at <= now {
+                    e.kill(reason);
+                }
+            } else if e.process.is_some()
+                && e.killed_because.is_none()
+                && now.saturating_duration_since(e.since) > INTRODUCTION
+            {
+                let seconds = INTRODUCTION.as_secs();
+                log::error!("EM {} did not connect within {seconds} s", e.name);
+                e.kill(format!("did not connect within {seconds} s"));
+            }
+        }
+        for function in std::mem::take(&mut self.untold) {
+            self.tell_changed(function);
+        }
+        self.start_those_due(now);
+    }
+
+    /// Whether an EM may be who it says, and then everything it needs to work.
+    pub(super) fn introduce(&mut self, introduction: Introduction) {
+        let Introduction {
+            hello,
+            info,
+            fabric,
+            peer,
+            answer,
+        } = introduction;
+        let refused = |reason: String| {
+            log::warn!("refused process {} as EM {}: {reason}", info.pid, hello.em);
+            // It stays a stranger, whose connection is closed after it could read why.
+            peer.started(fabric.clone());
+            let _ = answer.send(Err(reason));
+        };
+        let Some(em) = self.ems.iter().position(|e| e.name == hello.em) else {
+            return refused(format!(
+                "no EM is named \"{}\" in the configuration",
+                hello.em
+            ));
+        };
+        let Some(e) = self.ems.get_mut(em) else {
+            return;
+        };
+        if e.session.is_some() {
+            return refused(format!("EM \"{}\" is connected already", e.name));
+        }
+        if e.managed {
+            match &e.process {
+                Some(process) if process.pid() == info.pid && e.killed_because.is_none() => {}
+                _ => {
+                    return refused(format!(
+                        "the OM starts EM \"{}\" itself; set `managed = false` to start it yourself",
+                        e.name
+                    ));
+                }
+            }
+        }
+        let epoch = self.next_epoch;
+        let session = match Session::start(
+            em,
+            &e.name,
+            epoch,
+            fabric.clone(),
+            peer.clone(),
+            self.sender.clone(),
+        ) {
+            Ok(session) => session,
+            Err(error) => return refused(format!("the OM has no room for a thread: {error}")),
+        };
+        self.next_epoch += 1;
+        let functions: Vec<Arc<Function>> = e
+            .functions
+            .iter()
+            .filter_map(|id| self.functions.get(*id as usize).cloned())
+            .collect();
+        for function in &functions {
+            // Whatever the last EM's guest wrote is that guest's.
+            function.control.reset();
+        }
+        let bound = peer.bind(Binding {
+            em,
+            epoch,
+            functions: functions.clone(),
+        });
+        if !bound {
+            return refused("this connection has introduced itself before".to_owned());
+        }
+        log::info!(
+            "EM {} is up ({}, process {})",
+            e.name,
+            hello.program,
+            info.pid
+        );
+        e.session = Some(session);
+        e.since = Instant::now();
+        let _ = answer.send(Ok(()));
+        for function in &functions {
+            self.order_function(em, function);
+        }
+        match self.wiring.em_up(em) {
+            Ok(orders) => self.give(orders),
+            Err(error) => {
+                let reason = format!("the OM could not make its wires: {error}");
+                if let Some(e) = self.ems.get_mut(em) {
+                    e.kill(reason.clone());
+                }
+                self.lost(em, &reason);
+            }
+        }
+    }
+
+    /// The connection of an EM is gone, or is to go.
+    pub(super) fn lost(&mut self, em: usize, reason: &str) {
+        let Some(e) = self.ems.get_mut(em) else {
+            return;
+        };
+        let Some(session) = e.session.take() else {
+            return;
+        };
+        log::warn!("EM {} is gone: {reason}", e.name);
+        let now = Instant::now();
+        e.was_up = session.since.elapsed();
+        e.since = now;
+        e.reason = Some(reason.to_owned());
+        if e.process.is_some() && e.killed_because.is_none() {
+            e.kill_at = Some((now + LAST_WORDS, format!("lost its connection: {reason}")));
+        }
+        drop(session);
+        for id in e.functions.clone() {
+            if let Some(function) = self.functions.get(id as usize) {
+                function.set_life(Life::Absent);
+                function.set_fault(None);
+            }
+        }
+        let orders = self.wiring.em_down(em);
+        self.give(orders);
+        self.update_links();
+    }
+
+    pub(super) fn exited(&mut self, em: usize, pid: u32, status: &std::io::Result<ExitStatus>) {
+        let ours = self
+            .ems
+            .get(em)
+            .and_then(|e| e.process.as_ref())
+            .is_some_and(|p| p.pid() == pid);
+        if !ours {
+            return;
+        }
+        let exit = describe_exit(status);
+        self.lost(em, &exit);
+        if let Some(e) = self.ems.get_mut(em) {
+            e.ended(exit, Instant::now());
+            log::warn!(
+                "EM {} {}; its log is {}",
+                e.name,
+                e.reason.as_deref().unwrap_or("ended"),
+                self.places
+                    .run_dir
+                    .join(format!("{}.log", e.name))
+                    .display()
+            );
+        }
+    }
+}

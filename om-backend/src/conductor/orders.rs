@@ -1,0 +1,125 @@
+//! What EMs are told, what they answer, and what becomes of the links.
+
+use super::Conductor;
+use crate::function::Function;
+use crate::session::Subject;
+use crate::wiring::Order;
+use m2m_fabric::proto::{Event, Request};
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+
+impl Conductor {
+    pub(super) fn order_function(&self, em: usize, function: &Function) {
+        let Some(session) = self.ems.get(em).and_then(|e| e.session.as_ref()) else {
+            return;
+        };
+        let Some(listener) = self.listeners.get(function.id() as usize) else {
+            return;
+        };
+        let copies = listener
+            .as_fd()
+            .try_clone_to_owned()
+            .and_then(|listener| Ok(vec![listener, function.shadow.try_clone()?]));
+        match copies {
+            Ok(fds) => session.order(
+                Subject::Function(function.id()),
+                Request::AddFunction(Box::new(function.spec.clone())),
+                fds,
+            ),
+            Err(error) => {
+                function.set_fault(Some(format!("the OM has no descriptors left: {error}")))
+            }
+        }
+    }
+
+    pub(super) fn give(&self, orders: Vec<Order>) {
+        for order in orders {
+            let (em, subject, request, fds) = match order {
+                Order::Add { em, link, fds } => {
+                    (em, Subject::AddLink(link.id), Request::AddLink(link), fds)
+                }
+                Order::Remove { em, link } => (
+                    em,
+                    Subject::RemoveLink(link),
+                    Request::RemoveLink { link },
+                    Vec::new(),
+                ),
+            };
+            if let Some(session) = self.ems.get(em).and_then(|e| e.session.as_ref()) {
+                session.order(subject, request, fds);
+            }
+        }
+    }
+
+    pub(super) fn answered(&mut self, em: usize, subject: Subject, result: Result<(), String>) {
+        let Some(name) = self.ems.get(em).map(|e| e.name.clone()) else {
+            return;
+        };
+        match subject {
+            Subject::Function(id) => {
+                let Some(function) = self.functions.get(id as usize) else {
+                    return;
+                };
+                match result {
+                    Ok(()) => function.served(),
+                    Err(reason) => {
+                        log::error!(
+                            "EM {name} does not serve {}: {reason}",
+                            function.config.name
+                        );
+                        function.set_fault(Some(reason));
+                    }
+                }
+            }
+            Subject::AddLink(link) => {
+                if let Err(reason) = &result {
+                    let function = self
+                        .wiring
+                        .ends()
+                        .get(&link)
+                        .and_then(|end| self.functions.get(end.function as usize))
+                        .map_or("a function", |f| f.config.name.as_str());
+                    log::error!("EM {name} could not join wire {link} of {function}: {reason}");
+                }
+                self.wiring.answered(link, result);
+                self.update_links();
+            }
+            Subject::RemoveLink(link) => {
+                if let Err(reason) = result {
+                    log::warn!("EM {name} could not leave wire {link}: {reason}");
+                }
+            }
+            Subject::Shutdown => {
+                if let Err(reason) = result {
+                    log::warn!("EM {name} does not end in order: {reason}");
+                }
+            }
+        }
+    }
+
+    /// Makes every function's link status what administrator and wires say.
+    pub(super) fn update_links(&mut self) {
+        for id in 0..self.functions.len() as u32 {
+            let Some(function) = self.functions.get(id as usize) else {
+                continue;
+            };
+            let up = function.admin_up.load(Ordering::Acquire) && self.wiring.carrier(id);
+            if function.control.set_link(up) {
+                let word = if up { "up" } else { "down" };
+                log::info!("link of {} is {word}", function.config.name);
+                self.tell_changed(id);
+            }
+        }
+    }
+
+    pub(super) fn tell_changed(&mut self, function: u32) {
+        let session = self
+            .functions
+            .get(function as usize)
+            .and_then(|f| self.ems.get(f.em))
+            .and_then(|e| e.session.as_ref());
+        if session.is_some_and(|s| !s.notify(Event::ConfigChanged { function })) {
+            self.untold.insert(function);
+        }
+    }
+}
