@@ -1,93 +1,57 @@
-//! Address → candidate positions in a sorted array of start addresses.
+//! Address → position in a sorted array of ranges, by one load.
 
-/// Divides `[first start, last start]` into equal buckets, each aligned to its own power-of-two
-/// width, and remembers for each bucket which positions an address in it may belong to. Ranges that
-/// are aligned to the bucket width, which guest memory layouts usually are, leave one candidate.
+/// Position of an address whose bucket several ranges share; no array has that many.
+pub(crate) const SEVERAL: u16 = u16::MAX;
+
+/// Divides the address space into buckets of a power-of-two width, just wide enough that `N` of
+/// them (a power of two) cover the ranges, and remembers for each the one position that an address
+/// in it can belong to. Ranges aligned to the bucket width, which guest memory layouts usually are,
+/// leave one position; a bucket with several says so.
 #[derive(Debug)]
-pub(crate) struct BucketIndex {
-    /// An address's bucket is `(addr >> shift) - base`.
+pub(crate) struct BucketIndex<const N: usize> {
+    /// An address's bucket is `(addr >> shift) % N`, so that no base needs to be subtracted.
     shift: u32,
-    base: u64,
-    /// The candidate where there is one, else [`SEVERAL`]. Apart from `bounds` so that the path that
-    /// most lookups take stays small in the cache.
-    exact: Box<[u16]>,
-    /// Lowest and highest candidate position.
-    bounds: Box<[(u16, u16)]>,
+    position: [u16; N],
 }
 
-/// No position: a chunk never has this many starts.
-const SEVERAL: u16 = u16::MAX;
-
-/// Buckets for each start address: memory against the chance of a second candidate.
-const BUCKETS_PER_START: usize = 4;
-
-impl BucketIndex {
-    /// `starts` ascending, at most 65535 of them (positions are `u16`).
-    pub(crate) fn new(starts: impl ExactSizeIterator<Item = u64> + Clone) -> BucketIndex {
-        debug_assert!(starts.len() <= usize::from(SEVERAL));
+impl<const N: usize> BucketIndex<N> {
+    /// `starts` ascending, fewer than [`SEVERAL`] of them; `last` is the last address of the last
+    /// range.
+    pub(crate) fn new(starts: impl Iterator<Item = u64> + Clone, last: u64) -> Self {
+        const { assert!(N.is_power_of_two()) };
         let first = starts.clone().next().unwrap_or(0);
-        let last = starts.clone().last().unwrap_or(0);
-        let limit = (starts.len() * BUCKETS_PER_START).max(16) as u64;
         let mut shift = 0;
-        while (last >> shift) - (first >> shift) >= limit {
+        while (last >> shift) - (first >> shift) >= N as u64 {
             shift += 1;
         }
-        let base = first >> shift;
-        let count = (last >> shift) - base + 1;
-
-        let mut buckets = Vec::with_capacity(count as usize);
+        // An address outside all buckets of the ranges gets any position: no range contains it.
+        let mut position = [0; N];
         let mut rest = starts.peekable();
-        // Position of the last start at or below the address under consideration.
-        let mut position = 0u16;
-        let mut seen = 0u32;
-        for bucket in 0..count {
-            let low = (base + bucket) << shift;
+        let mut seen = 0u16;
+        for bucket in first >> shift..=last >> shift {
+            let low = bucket << shift;
             let high = low | ((1u64 << shift) - 1);
-            let mut advance_to = |limit: u64| {
-                while rest.next_if(|&start| start <= limit).is_some() {
-                    position = seen as u16;
+            // The last position that starts at or below an address.
+            let mut at = |addr: u64| {
+                while rest.next_if(|&start| start <= addr).is_some() {
                     seen += 1;
                 }
-                position
+                seen.saturating_sub(1)
             };
-            buckets.push((advance_to(low), advance_to(high)));
+            let (lowest, highest) = (at(low), at(high));
+            if let Some(slot) = position.get_mut(bucket as usize % N) {
+                *slot = if lowest == highest { lowest } else { SEVERAL };
+            }
         }
-        let exact = buckets
-            .iter()
-            .map(|&(low, high)| if low == high { low } else { SEVERAL });
-        BucketIndex {
-            shift,
-            base,
-            exact: exact.collect(),
-            bounds: buckets.into(),
-        }
+        BucketIndex { shift, position }
     }
 
-    /// The only position whose range may contain `addr`, when `addr`'s bucket has only one.
+    /// The only position whose range may contain `addr`, or [`SEVERAL`].
     #[inline]
-    pub(crate) fn exact(&self, addr: u64) -> Option<usize> {
-        match self.exact.get(self.bucket(addr)) {
-            Some(&position) if position != SEVERAL => Some(position as usize),
-            _ => None,
-        }
-    }
-
-    /// Lowest and highest position whose range may contain `addr`: no other can, these need not.
-    #[inline]
-    pub(crate) fn candidates(&self, addr: u64) -> (usize, usize) {
-        // Above the last start, the last bucket is right. Below the first the difference wraps and
-        // ends there too; all its ranges begin above `addr`, and the caller's check refuses them.
-        let bucket = self.bucket(addr).min(self.bounds.len().saturating_sub(1));
-        match self.bounds.get(bucket) {
-            Some(&(low, high)) => (low as usize, high as usize),
-            None => (0, 0),
-        }
-    }
-
-    #[inline]
-    fn bucket(&self, addr: u64) -> usize {
-        // Bits above 63 are masked off the shift, which is below 64 by construction.
-        addr.wrapping_shr(self.shift).wrapping_sub(self.base) as usize
+    pub(crate) fn position(&self, addr: u64) -> usize {
+        // The shift is below 64 by construction, and the array's size bounds the remainder.
+        let bucket = addr.wrapping_shr(self.shift) as usize % N;
+        self.position.get(bucket).copied().map_or(0, usize::from)
     }
 }
 
@@ -95,68 +59,55 @@ impl BucketIndex {
 mod tests {
     use super::*;
 
-    fn predecessor(starts: &[u64], addr: u64) -> Option<usize> {
-        starts
-            .partition_point(|&start| start <= addr)
-            .checked_sub(1)
-    }
-
+    /// Ranges as (start, last).
     #[track_caller]
-    fn check(starts: &[u64]) {
-        let index = BucketIndex::new(starts.iter().copied());
-        for &start in starts {
+    fn check(ranges: &[(u64, u64)]) {
+        let starts = ranges.iter().map(|range| range.0);
+        let index = BucketIndex::<2048>::new(starts, ranges.last().unwrap().1);
+        for &(start, last) in ranges {
             for addr in [
-                start.wrapping_sub(1),
                 start,
-                start.wrapping_add(1),
-                start ^ 0xfff,
+                start + (last - start) / 3,
+                start + (last - start) / 2,
+                last,
             ] {
-                if let Some(wanted) = predecessor(starts, addr) {
-                    let (low, high) = index.candidates(addr);
-                    assert!(
-                        (low..=high).contains(&wanted),
-                        "{addr:#x}: {wanted} {low} {high}"
-                    );
-                }
+                let wanted = ranges.partition_point(|range| range.0 <= addr) - 1;
+                let got = index.position(addr);
+                assert!(
+                    got == wanted || got == usize::from(SEVERAL),
+                    "{addr:#x}: {got}"
+                );
             }
         }
     }
 
     #[test]
-    fn the_preceding_start_is_always_a_candidate() {
-        check(&[0]);
-        check(&[u64::MAX]);
-        check(&[0, u64::MAX]);
+    fn a_position_is_right_or_says_several() {
+        check(&[(0, 0)]);
+        check(&[(u64::MAX, u64::MAX)]);
+        check(&[(0, u64::MAX)]);
+        check(&[(0, 0), (1, u64::MAX - 1), (u64::MAX, u64::MAX)]);
         check(&[
-            0,
-            0xa0000,
-            0xc0000,
-            0x100000,
-            0x1_0000_0000,
-            0x3800_0000_0000,
+            (0, 0x9_ffff),
+            (0xc_0000, 0xf_ffff),
+            (0x10_0000, 0x7fff_ffff),
+            (0x1_0000_0000, 0x4_7fff_ffff),
+            (0x3800_0000_0000, 0x3800_0000_3fff),
         ]);
-        let mut pages: Vec<u64> = (0..500)
-            .map(|i| 0x7fff_0000 + i * 4096 * (1 + i % 7))
+        let odd: Vec<_> = (0..500u64)
+            .map(|i| (7 + i * 4099, 7 + i * 4099 + i * 8))
             .collect();
-        pages.sort_unstable();
-        pages.dedup();
-        check(&pages);
+        check(&odd);
     }
 
     #[test]
-    fn equal_aligned_ranges_leave_one_candidate() {
-        let starts: Vec<u64> = (0..64).map(|i| 0x4000_0000 + (i << 26)).collect();
-        let index = BucketIndex::new(starts.iter().copied());
-        for addr in (0x4000_0000..0x1_4000_0000).step_by(0x1_2345) {
-            let (low, high) = index.candidates(addr);
-            assert_eq!(low, high);
-            assert!(addr > starts[63] || index.exact(addr) == Some(low));
+    fn equal_aligned_ranges_are_always_told_apart() {
+        let starts: Vec<u64> = (0..512).map(|i| 0x4000_0000 + (i << 25)).collect();
+        let index = BucketIndex::<2048>::new(starts.iter().copied(), starts[511] + 0xff_ffff);
+        for (position, start) in starts.iter().enumerate() {
+            for offset in [0, 0x1234, 0xff_ffff] {
+                assert_eq!(index.position(start + offset), position);
+            }
         }
-    }
-
-    #[test]
-    fn bucket_count_is_bounded_for_sparse_layouts() {
-        let index = BucketIndex::new([0, 1, u64::MAX].into_iter());
-        assert!(index.bounds.len() <= 16);
     }
 }

@@ -53,6 +53,14 @@ pub(crate) struct Direct {
 }
 
 impl Direct {
+    /// Grants nothing.
+    pub(crate) const NOTHING: Direct = Direct {
+        start: 0,
+        span: 0,
+        host: 0,
+        rights: 0,
+    };
+
     #[inline]
     pub(crate) fn contains(&self, addr: u64) -> bool {
         addr.wrapping_sub(self.start) <= self.span

@@ -1,32 +1,41 @@
 //! An immutable state of the table, cheap to derive the next one from.
 //!
 //! Ranges are kept sorted in chunks that snapshots share: a change copies one chunk and the list of
-//! chunks, so filling the table costs O(n · √n), not O(n²). Tables of usual size are one chunk, and
-//! a lookup is then one bucket and one entry.
+//! chunks, so the cost of a change hardly grows with the table. Tables of usual size are one chunk,
+//! and a lookup is then one bucket and one range.
 
 use std::cell::Cell;
 use std::sync::Arc;
 
-use crate::bucket::BucketIndex;
+use crate::bucket::{BucketIndex, SEVERAL};
 use crate::entry::{Direct, Entry};
 
 /// Ranges in a chunk at most: as many as should be found by one bucket, no more than one change may
 /// copy. Small in unit tests, so that they cross chunks often.
 const CHUNK_MAX: usize = if cfg!(test) { 4 } else { 512 };
 
-/// Sorted disjoint ranges, never empty.
+/// Buckets in a chunk: memory against the chance that ranges share one.
+const BUCKETS: usize = 4 * CHUNK_MAX;
+
+/// Sorted disjoint ranges, never empty. Arrays of fixed size, because a lookup then loads no
+/// pointers and no lengths.
 #[derive(Debug)]
 struct Chunk {
-    index: BucketIndex,
-    /// The translations of `entries`, position by position.
-    direct: Box<[Direct]>,
+    index: BucketIndex<BUCKETS>,
+    /// The translations of `entries`, position by position; behind them, ranges that grant nothing.
+    direct: [Direct; CHUNK_MAX],
     entries: Box<[Entry]>,
 }
 
 impl Chunk {
     fn new(entries: Vec<Entry>) -> Arc<Chunk> {
-        let index = BucketIndex::new(entries.iter().map(Entry::start));
-        let direct = entries.iter().map(|entry| entry.direct().clone()).collect();
+        let last = entries.last().map_or(0, Entry::last);
+        let index = BucketIndex::new(entries.iter().map(Entry::start), last);
+        let direct = std::array::from_fn(|position| {
+            entries
+                .get(position)
+                .map_or(Direct::NOTHING, |entry| entry.direct().clone())
+        });
         Arc::new(Chunk {
             index,
             direct,
@@ -38,12 +47,13 @@ impl Chunk {
         self.entries.first().map_or(0, Entry::start)
     }
 
-    /// Position of the only range that may contain `addr`.
+    /// The only range that may contain `addr`.
     #[inline]
-    fn find(&self, addr: u64, hint: &Cell<usize>) -> usize {
-        match self.index.exact(addr) {
-            Some(position) => position,
-            None => self.search(addr, hint),
+    fn candidate(&self, addr: u64, hint: &Cell<usize>) -> Option<&Direct> {
+        // `SEVERAL` is no position: one comparison bounds the index and finds the rare case.
+        match self.direct.get(self.index.position(addr)) {
+            Some(range) => Some(range),
+            None => self.direct.get(self.search(addr, hint)),
         }
     }
 
@@ -52,29 +62,39 @@ impl Chunk {
     #[inline(never)]
     fn search(&self, addr: u64, hint: &Cell<usize>) -> usize {
         if self
-            .direct
+            .entries
             .get(hint.get())
-            .is_some_and(|range| range.contains(addr))
+            .is_some_and(|entry| entry.contains(addr))
         {
             return hint.get();
         }
-        let (low, high) = self.index.candidates(addr);
-        let after = self.direct.get(low..=high).map_or(0, |candidates| {
-            candidates.partition_point(|range| range.start <= addr)
-        });
-        let position = low + after.saturating_sub(1);
+        let after = self.entries.partition_point(|entry| entry.start() <= addr);
+        let position = after.saturating_sub(1);
         hint.set(position);
         position
     }
+
+    fn find(&self, addr: u64, hint: &Cell<usize>) -> Option<&Entry> {
+        let position = match self.index.position(addr) {
+            position if position < CHUNK_MAX => position,
+            _ => self.search(addr, hint),
+        };
+        self.entries
+            .get(position)
+            .filter(|entry| entry.contains(addr))
+    }
 }
+
+const _: () = assert!(CHUNK_MAX <= SEVERAL as usize);
 
 /// One published state.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     /// The chunk, when there is one.
     only: Option<Arc<Chunk>>,
+    /// First address of each chunk.
+    starts: Box<[u64]>,
     chunks: Box<[Arc<Chunk>]>,
-    index: BucketIndex,
     len: usize,
     version: u64,
 }
@@ -85,15 +105,15 @@ impl Snapshot {
     }
 
     fn from_chunks(chunks: Vec<Arc<Chunk>>, len: usize, version: u64) -> Snapshot {
-        let index = BucketIndex::new(chunks.iter().map(|chunk| chunk.start()));
+        let starts = chunks.iter().map(|chunk| chunk.start()).collect();
         let only = match chunks.as_slice() {
             [only] => Some(only.clone()),
             _ => None,
         };
         Snapshot {
             only,
+            starts,
             chunks: chunks.into(),
-            index,
             len,
             version,
         }
@@ -117,18 +137,13 @@ impl Snapshot {
     /// calls; any value is right.
     #[inline]
     pub(crate) fn find(&self, addr: u64, hint: &Cell<usize>) -> Option<&Entry> {
-        let chunk = self.chunk(addr)?;
-        chunk
-            .entries
-            .get(chunk.find(addr, hint))
-            .filter(|entry| entry.contains(addr))
+        self.chunk(addr)?.find(addr, hint)
     }
 
     /// The only range that may contain `addr`: the caller checks that it does.
     #[inline]
     pub(crate) fn candidate(&self, addr: u64, hint: &Cell<usize>) -> Option<&Direct> {
-        let chunk = self.chunk(addr)?;
-        chunk.direct.get(chunk.find(addr, hint))
+        self.chunk(addr)?.candidate(addr, hint)
     }
 
     #[inline]
@@ -141,10 +156,8 @@ impl Snapshot {
 
     #[inline(never)]
     fn chunk_of(&self, addr: u64) -> Option<&Chunk> {
-        let (low, high) = self.index.candidates(addr);
-        let candidates = self.chunks.get(low..=high)?;
-        let after = candidates.partition_point(|chunk| chunk.start() <= addr);
-        candidates.get(after.saturating_sub(1)).map(Arc::as_ref)
+        let after = self.starts.partition_point(|&start| start <= addr);
+        self.chunks.get(after.checked_sub(1)?).map(Arc::as_ref)
     }
 
     /// A range that shares a byte with `[start, last]`; the lowest one.
