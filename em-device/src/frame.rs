@@ -198,14 +198,7 @@ impl<'a> Frame<'a> {
     /// Copies bytes from `offset` on into `buf`. Returns how many: fewer than `buf.len()` when the
     /// frame ends first.
     pub fn copy_out(&self, offset: usize, buf: &mut [u8]) -> usize {
-        let mut done = 0;
-        for piece in self.pieces(offset, buf.len()) {
-            let Some(rest) = buf.get_mut(done..) else {
-                break;
-            };
-            done += piece.copy_to(rest);
-        }
-        done
+        self.pieces(offset, buf.len()).read(buf)
     }
 
     /// Appends the whole frame to `buf`.
@@ -261,6 +254,33 @@ pub struct Pieces<'a> {
     parts: &'a [VolatileSlice<'a>],
     skip: usize,
     left: usize,
+}
+
+impl Pieces<'_> {
+    /// Copies the next bytes into `buf`. Returns how many: fewer than `buf.len()` at the end.
+    pub fn read(&mut self, buf: &mut [u8]) -> usize {
+        let mut done = 0;
+        while self.left > 0 && done < buf.len() {
+            let (Some((part, others)), Some(rest)) =
+                (self.parts.split_first(), buf.get_mut(done..))
+            else {
+                break;
+            };
+            if part.len() <= self.skip {
+                self.skip -= part.len();
+                self.parts = others;
+                continue;
+            }
+            let count = (part.len() - self.skip).min(self.left).min(rest.len());
+            let Ok(piece) = part.subslice(self.skip, count) else {
+                break;
+            };
+            done += piece.copy_to(rest);
+            self.skip += count;
+            self.left -= count;
+        }
+        done
+    }
 }
 
 impl<'a> Iterator for Pieces<'a> {
@@ -392,6 +412,18 @@ mod tests {
             let count = frame.copy_out(offset, &mut out);
             prop_assert_eq!(count, expected.len().min(100));
             prop_assert_eq!(&out[..count], &expected[..count]);
+
+            let mut pieces = frame.pieces(offset, usize::MAX);
+            let mut joined = Vec::new();
+            loop {
+                let mut chunk = [0u8; 7];
+                let count = pieces.read(&mut chunk);
+                joined.extend_from_slice(&chunk[..count]);
+                if count < chunk.len() {
+                    break;
+                }
+            }
+            prop_assert_eq!(&joined[..], expected);
 
             let mut target = vec![0xee; to_len];
             let to = scatter(&mut target, &to_cuts);
