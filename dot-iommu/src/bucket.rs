@@ -27,21 +27,21 @@ impl<const N: usize> BucketIndex<N> {
         // An address outside all buckets of the ranges gets any position: no range contains it.
         let mut position = [0; N];
         let mut rest = starts.peekable();
-        let mut seen = 0u16;
-        for bucket in first >> shift..=last >> shift {
-            let low = bucket << shift;
-            let high = low | ((1u64 << shift) - 1);
-            // The last position that starts at or below an address.
-            let mut at = |addr: u64| {
-                while rest.next_if(|&start| start <= addr).is_some() {
-                    seen += 1;
-                }
-                seen.saturating_sub(1)
-            };
-            let (lowest, highest) = (at(low), at(high));
+        let mut at = 0u16;
+        while let Some(start) = rest.next() {
+            let bucket = start >> shift;
+            let whole = (bucket << shift) == start;
             if let Some(slot) = position.get_mut(bucket as usize % N) {
-                *slot = if lowest == highest { lowest } else { SEVERAL };
+                // A range that begins inside the bucket shares it with the one before.
+                *slot = if whole || at == 0 { at } else { SEVERAL };
             }
+            // Up to the bucket in which the next range begins, or the end of the last range.
+            let more = match rest.peek() {
+                Some(next) => ((next >> shift) - bucket).saturating_sub(1),
+                None => (last >> shift) - bucket,
+            };
+            fill(&mut position, bucket.wrapping_add(1), more, at);
+            at += 1;
         }
         BucketIndex { shift, position }
     }
@@ -52,6 +52,20 @@ impl<const N: usize> BucketIndex<N> {
         // The shift is below 64 by construction, and the array's size bounds the remainder.
         let bucket = addr.wrapping_shr(self.shift) as usize % N;
         self.position.get(bucket).copied().map_or(0, usize::from)
+    }
+}
+
+/// Writes `value` to `count` buckets from `first`, fewer than `N`.
+fn fill<const N: usize>(buckets: &mut [u16; N], first: u64, count: u64, value: u16) {
+    let count = count as usize;
+    let (wrapped, straight) = buckets.split_at_mut(first as usize % N);
+    let tail = count.min(straight.len());
+    let head = (count - tail).min(wrapped.len());
+    for part in [straight.get_mut(..tail), wrapped.get_mut(..head)]
+        .into_iter()
+        .flatten()
+    {
+        part.fill(value);
     }
 }
 

@@ -29,6 +29,7 @@ const BASE: u64 = 1 << 30;
 const LEN: usize = 64;
 const ADDRESSES: usize = 4096;
 const ROUNDS: usize = 9;
+const PATTERNS: [&str; 3] = ["sequential", "random", "hot"];
 /// Passes over the addresses in one sample.
 const PASSES: usize = 12;
 
@@ -180,9 +181,46 @@ fn first_slice(memory: &impl GuestMemory, addr: u64) -> u64 {
         .map_or(0, |slice| slice.ptr_guard().as_ptr() as u64)
 }
 
+/// Worst cases, to hold against the project's bars.
+#[derive(Default)]
 struct Bars {
-    slowest_at_64: (f64, String),
-    least_gain_over_cold: (f64, String),
+    /// DOT's median at 64 ranges, by kind of measurement.
+    at_64: Vec<(String, f64)>,
+    /// Cold walk ÷ DOT.
+    gain_over_cold: Vec<(String, f64)>,
+}
+
+impl Bars {
+    fn print(&self) {
+        println!();
+        for kind in ["independent", "chained"] {
+            let of_kind = |bar: &&(String, f64)| bar.0.ends_with(kind);
+            let slowest = self
+                .at_64
+                .iter()
+                .filter(of_kind)
+                .map(|bar| bar.1)
+                .fold(0.0, f64::max);
+            let met = if slowest <= 5.0 { "met" } else { "missed" };
+            println!(
+                "bar: DOT at 64 ranges ≤ 5 ns, {kind}: {met} (slowest pattern {slowest:.2} ns)"
+            );
+            for pattern in PATTERNS {
+                let least = self.gain_over_cold.iter().filter(of_kind);
+                let least = least
+                    .filter(|bar| bar.0.starts_with(pattern))
+                    .map(|bar| bar.1);
+                let least = least.fold(f64::INFINITY, f64::min);
+                let met = if least >= 5.0 { "met" } else { "missed" };
+                println!(
+                    "bar: ≥ 5 × faster than a walk with a cold IOTLB, {pattern}, {kind}: {met} (least {least:.1} ×)"
+                );
+            }
+        }
+        println!(
+            "     (sequential and hot addresses keep the walked page tables in the L1 cache: the best case of the walk)"
+        );
+    }
 }
 
 fn compare(
@@ -230,12 +268,12 @@ fn compare(
             ("independent", &throughput[0], t, rt),
             ("chained", &latency[0], l, rl),
         ] {
-            let place = format!("{ranges} ranges, {pattern}, {kind}");
-            if i == 0 && ranges == 64 && own.median() > bars.slowest_at_64.0 {
-                bars.slowest_at_64 = (own.median(), place.clone());
+            let place = format!("{pattern} {kind}");
+            if i == 0 && ranges == 64 {
+                bars.at_64.push((place.clone(), own.median()));
             }
-            if name.ends_with("cold") && ratio < bars.least_gain_over_cold.0 {
-                bars.least_gain_over_cold = (ratio, format!("{place}, {name}"));
+            if name.ends_with("cold") {
+                bars.gain_over_cold.push((place, ratio));
             }
             if i > 0 {
                 let metric = format!("dot_lookup/{ranges}/{pattern}/{kind}");
@@ -267,30 +305,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Ok(());
     }
     let mut json = JsonLines::open()?;
-    let mut bars = Bars {
-        slowest_at_64: (0.0, String::new()),
-        least_gain_over_cold: (f64::INFINITY, String::new()),
-    };
+    let mut bars = Bars::default();
     for count in [1, 8, 64, 512] {
         let world = World::new(count)?;
         let reader = world.table.reader();
-        for pattern in ["sequential", "random", "hot"] {
+        for pattern in PATTERNS {
             compare(&world, &reader, pattern, &mut bars, &mut json)?;
         }
         if count == 64 {
             pin_cost(&reader, &mut json)?;
         }
     }
-    let verdict = |met: bool| if met { "met" } else { "MISSED" };
-    let (slowest, place) = bars.slowest_at_64;
-    println!(
-        "\nbar: lookup at 64 ranges ≤ 5 ns: {} (slowest {slowest:.2}: {place})",
-        verdict(slowest <= 5.0)
-    );
-    let (gain, place) = bars.least_gain_over_cold;
-    println!(
-        "bar: ≥ 5 × faster than the walk with a cold IOTLB: {} (least {gain:.1}: {place})",
-        verdict(gain >= 5.0)
-    );
+    bars.print();
     Ok(())
 }
