@@ -82,6 +82,14 @@ fn pinned_view_keeps_its_state() {
     assert!(newer.version() > view.version());
 }
 
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Each mapping is filled with its own number while it is private to the writer, and with garbage
 /// once `unmap` has returned: a reader that ever sees garbage used a revoked range.
 #[test]
@@ -93,6 +101,8 @@ fn readers_never_see_memory_after_its_unmap_returned() {
     let stop = AtomicBool::new(false);
     let copies = AtomicU64::new(0);
     thread::scope(|scope| {
+        // Also when an assertion below fails: the readers must end, or the failure would hang.
+        let _stop = StopOnDrop(&stop);
         for worker in 0..3u64 {
             let reader = table.reader();
             let (stop, copies) = (&stop, &copies);
@@ -147,7 +157,6 @@ fn readers_never_see_memory_after_its_unmap_returned() {
             }
             round += 1;
         }
-        stop.store(true, Ordering::Relaxed);
     });
     assert!(copies.into_inner() >= 1000);
 }
