@@ -8,6 +8,7 @@
 //! go on. Otherwise sleep until [`Port::wake_fd`] is readable, and call [`Port::disarm`] after waking
 //! for whatever reason.
 
+mod counters;
 pub mod fault;
 pub mod loopback;
 pub mod null;
@@ -80,7 +81,9 @@ pub trait Port: Send {
     /// after [`TxError::Full`], or the carrier changed. Some ports have none.
     fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Asks for a wake-up. Returns true, and asks for nothing, when work is waiting already.
+    /// Asks for a wake-up. Returns true, and asks for nothing, when work is waiting already. Frames
+    /// that the sink left with [`Rx::Later`] are no such work: the sink's owner knows when it has
+    /// room again, and calls [`Port::receive`] then.
     fn arm(&mut self) -> bool;
 
     /// Ends the wish for wake-ups and swallows those that came.

@@ -1,1 +1,278 @@
-//! placeholder
+//! The shared-memory wire between two EMs on one host.
+//!
+//! A wire is a memfd with two directions; side 0 sends on the first and receives from the second, side
+//! 1 the other way round. A direction is a ring of records with one producer and one consumer, whose
+//! positions are counts of bytes that only grow. Neither side needs an atomic read-modify-write or
+//! a system call while both are busy: the producer publishes its index once a flush, the consumer
+//! once a batch, and each looks at the other's index only when its old copy of it says "empty" or
+//! "full". A side that sleeps says so first, and is woken by an eventfd.
+//!
+//! The peer is another process and may do anything to the memory. Every index and length is read once
+//! and checked; a ring that makes no sense takes the port down for good, with a reason. After that,
+//! or when a peer was replaced, the OM makes a fresh wire; nothing is recovered from an old one.
+
+mod consumer;
+mod producer;
+mod record;
+mod ring_mem;
+mod wake;
+
+#[cfg(test)]
+mod stress_tests;
+#[cfg(test)]
+pub(crate) mod test_support;
+#[cfg(test)]
+mod tests;
+
+use self::consumer::Consumer;
+use self::producer::{Producer, Pushed};
+use self::ring_mem::RingMem;
+use self::wake::Bell;
+use super::counters::Counters;
+use super::{Port, Rx, RxSink, TxError};
+use crate::frame::{Frame, MAX_FRAME, MIN_FRAME};
+use m2m_fabric::proto::{LinkStats, SHM_LINK_BYTES};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use thiserror::Error;
+
+/// Why a wire could not be attached.
+#[derive(Debug, Error)]
+pub enum AttachError {
+    /// There are only two sides.
+    #[error("side {0} of a wire does not exist, only 0 and 1 do")]
+    Side(u8),
+    /// Made by something with other constants.
+    #[error("the memory of the wire has {0} bytes, not {SHM_LINK_BYTES}")]
+    Size(i64),
+    /// Not a memfd.
+    #[error("the memory of the wire is not a memfd: {0}")]
+    NotMemfd(#[source] Errno),
+    /// The peer could take the memory away.
+    #[error("the memory of the wire is not sealed against shrinking")]
+    NotSealed,
+    /// The kernel refused.
+    #[error("cannot map the memory of the wire: {0}")]
+    Map(#[source] Errno),
+    /// Never happens on Linux.
+    #[error("the memory of the wire was mapped at address zero")]
+    MapAtZero,
+}
+
+/// What the peer did to the ring that no peer in order does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+enum Corrupt {
+    #[error(
+        "the peer says it consumed up to {head}, but {last} was the last and {published} is published"
+    )]
+    Head {
+        head: u64,
+        last: u64,
+        published: u64,
+    },
+    #[error("the peer says it produced up to {tail}, which cannot follow {head}")]
+    Tail { tail: u64, head: u64 },
+    #[error("a record of {len} bytes where {waiting} are waiting")]
+    Record { len: usize, waiting: usize },
+}
+
+/// One end of a shared-memory wire.
+///
+/// The carrier is there while both ends are attached and neither found the ring corrupt.
+#[derive(Debug)]
+pub struct ShmPort {
+    name: String,
+    producer: Producer,
+    consumer: Consumer,
+    own: Bell,
+    peer: Bell,
+    counters: Counters,
+    armed: bool,
+    /// The sink wanted no more of what is waiting.
+    held: bool,
+    down: Option<String>,
+}
+
+impl ShmPort {
+    /// Attaches to one side of a wire.
+    ///
+    /// `memory` is the memfd, `wake` the eventfd that wakes this end, `wake_peer` the one that
+    /// wakes the other. `name` is for people.
+    ///
+    /// # Errors
+    /// The memory is not that of a wire; see [`AttachError`].
+    pub fn attach(
+        name: impl Into<String>,
+        side: u8,
+        memory: OwnedFd,
+        wake: OwnedFd,
+        wake_peer: OwnedFd,
+    ) -> Result<Self, AttachError> {
+        let [first, second] = RingMem::map_pair(memory.as_fd())?;
+        let (sends, receives) = match side {
+            0 => (first, second),
+            1 => (second, first),
+            other => return Err(AttachError::Side(other)),
+        };
+        let port = Self {
+            name: name.into(),
+            producer: Producer::new(sends),
+            consumer: Consumer::new(receives),
+            own: Bell::new(wake),
+            peer: Bell::new(wake_peer),
+            counters: Counters::default(),
+            armed: false,
+            held: false,
+            down: None,
+        };
+        // A peer that came first sleeps and does not know that it has a carrier now.
+        port.peer.ring();
+        Ok(port)
+    }
+
+    fn go_down(&mut self, reason: Corrupt) {
+        log::error!("{} goes down: {reason}", self.name);
+        self.down = Some(reason.to_string());
+        self.producer.leave();
+        self.consumer.disarm();
+        self.peer.ring();
+    }
+}
+
+impl Drop for ShmPort {
+    fn drop(&mut self) {
+        self.flush();
+        self.producer.leave();
+        self.peer.ring();
+    }
+}
+
+impl Port for ShmPort {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn transmit(&mut self, frame: &Frame<'_>) -> Result<(), TxError> {
+        if !(MIN_FRAME..=MAX_FRAME).contains(&frame.len()) {
+            self.counters.dropped("bad_length");
+            return Err(TxError::TooLong);
+        }
+        // Frames for a peer that is not there yet would be old when it comes.
+        if !self.carrier() {
+            self.counters.dropped("no_carrier");
+            return Err(TxError::Down);
+        }
+        match self.producer.push(frame) {
+            Ok(Pushed::Done) => {
+                self.counters.sent(frame.len());
+                Ok(())
+            }
+            Ok(Pushed::Full) => Err(TxError::Full),
+            Err(reason) => {
+                self.go_down(reason);
+                self.counters.dropped("no_carrier");
+                Err(TxError::Down)
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        if self.producer.flush() {
+            self.peer.ring();
+        }
+    }
+
+    fn receive(&mut self, budget: usize, sink: &mut dyn RxSink) -> usize {
+        if self.down.is_some() {
+            return 0;
+        }
+        let Self {
+            consumer,
+            counters,
+            held,
+            ..
+        } = self;
+        *held = false;
+        let batch = consumer.batch(budget, &mut |header, bytes| {
+            if bytes.len() < MIN_FRAME {
+                counters.dropped("bad_length");
+                return true;
+            }
+            if header.meta.check(bytes.len()).is_err() {
+                counters.dropped("bad_offloads");
+                return true;
+            }
+            match sink.frame(&Frame::new(header.meta, &[bytes])) {
+                Rx::Taken => {
+                    counters.received(bytes.len());
+                    true
+                }
+                Rx::Later => {
+                    *held = true;
+                    false
+                }
+            }
+        });
+        match batch {
+            Ok(batch) => {
+                if batch.wake {
+                    self.peer.ring();
+                }
+                batch.count
+            }
+            Err(reason) => {
+                self.go_down(reason);
+                0
+            }
+        }
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.own.as_fd())
+    }
+
+    fn arm(&mut self) -> bool {
+        if self.down.is_some() {
+            return false;
+        }
+        self.flush();
+        let waiting = self.producer.room_is_back().and_then(|room| {
+            if room {
+                return Ok(true);
+            }
+            self.armed = true;
+            if self.held {
+                return Ok(false);
+            }
+            self.consumer.arm()
+        });
+        waiting.unwrap_or_else(|reason| {
+            self.go_down(reason);
+            true // the owner is to look at the carrier
+        })
+    }
+
+    fn disarm(&mut self) {
+        if self.armed {
+            self.armed = false;
+            self.consumer.disarm();
+            self.own.swallow();
+        }
+    }
+
+    fn carrier(&self) -> bool {
+        self.down.is_none() && self.consumer.producer_attached()
+    }
+
+    fn down_reason(&self) -> Option<String> {
+        self.down.clone()
+    }
+
+    fn stats(&self) -> LinkStats {
+        self.counters.stats(&self.name)
+    }
+
+    fn accepts_offloads(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,150 @@
+//! The receiving end of a ring.
+
+use super::Corrupt;
+use super::record::{ALIGN, Header, record_len};
+use super::ring_mem::{ATTACHED, RING, RingMem};
+use crate::frame::MAX_FRAME;
+use std::sync::atomic::{Ordering, fence};
+use vm_memory::VolatileSlice;
+
+/// Room in bytes that a waiting producer is woken for: waking it for each record's room would make
+/// it sleep and wake once a record.
+const WAKE_ROOM: u64 = RING as u64 / 4;
+
+/// What was in a batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Batch {
+    /// Records that are gone from the ring.
+    pub(super) count: usize,
+    /// The producer waits for the room they left and must be woken.
+    pub(super) wake: bool,
+}
+
+/// The receiving end.
+#[derive(Debug)]
+pub(super) struct Consumer {
+    ring: RingMem,
+    /// Where the next record is.
+    head: u64,
+    /// What the producer is known to know of that.
+    published: u64,
+    /// The producer's index when last looked at.
+    tail: u64,
+}
+
+impl Consumer {
+    pub(super) fn new(ring: RingMem) -> Self {
+        Self {
+            ring,
+            head: 0,
+            published: 0,
+            tail: 0,
+        }
+    }
+
+    /// Whether the producer is there.
+    pub(super) fn producer_attached(&self) -> bool {
+        let state = &self.ring.indices().producer_state.0;
+        state.load(Ordering::Acquire) == ATTACHED
+    }
+
+    /// Looks at the producer's index once and believes it only if it moved forward and by no more
+    /// than fits.
+    fn refresh(&mut self) -> Result<(), Corrupt> {
+        let tail = self.ring.indices().tail.0.load(Ordering::Acquire);
+        let waiting = tail.wrapping_sub(self.head);
+        if waiting < self.tail.wrapping_sub(self.head)
+            || waiting > RING as u64
+            || tail % ALIGN as u64 != 0
+        {
+            return Err(Corrupt::Tail {
+                tail,
+                head: self.head,
+            });
+        }
+        self.tail = tail;
+        Ok(())
+    }
+
+    /// Shows at most `budget` records to `take`, which returns whether the record is done with. The
+    /// header was read once; the bytes may change at any time.
+    pub(super) fn batch(
+        &mut self,
+        budget: usize,
+        take: &mut dyn FnMut(Header, VolatileSlice<'_>) -> bool,
+    ) -> Result<Batch, Corrupt> {
+        if self.head == self.tail {
+            self.refresh()?;
+        }
+        let mut count = 0;
+        while count < budget && self.head != self.tail {
+            let waiting = self.tail.wrapping_sub(self.head) as usize;
+            let header = self.ring.load_header(self.head).map(Header::from_words);
+            let len = header.map_or(0, |header| header.len as usize);
+            let bytes = self.ring.bytes(self.head.wrapping_add(ALIGN as u64), len);
+            let (Some(header), Some(bytes), true, true) = (
+                header,
+                bytes,
+                (1..=MAX_FRAME).contains(&len),
+                record_len(len) <= waiting,
+            ) else {
+                return Err(Corrupt::Record { len, waiting });
+            };
+            if !take(header, bytes) {
+                break;
+            }
+            self.head = self.head.wrapping_add(record_len(len) as u64);
+            count += 1;
+        }
+        Ok(Batch {
+            count,
+            wake: self.publish(),
+        })
+    }
+
+    /// Gives the room back. Returns whether the producer waits for it and must be woken.
+    fn publish(&mut self) -> bool {
+        if self.published == self.head {
+            return false;
+        }
+        self.published = self.head;
+        let indices = self.ring.indices();
+        indices.head.0.store(self.head, Ordering::Release);
+        // Against the producer's `wait_for`: it stores the flag, fences, and looks at the index.
+        fence(Ordering::SeqCst);
+        if indices.producer_waits.0.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        // A producer that waits has published all it has, so `tail` as of now is what fills the ring;
+        // an older one only makes the wake-up come early.
+        let room = RING as u64 - self.tail.wrapping_sub(self.head);
+        if room < WAKE_ROOM {
+            return false;
+        }
+        indices.producer_waits.0.store(0, Ordering::Relaxed);
+        true
+    }
+
+    /// Asks for a wake-up. Returns whether records are waiting already, and then asks for nothing.
+    pub(super) fn arm(&mut self) -> Result<bool, Corrupt> {
+        if self.head != self.tail {
+            return Ok(true);
+        }
+        let waits = &self.ring.indices().consumer_waits.0;
+        waits.store(1, Ordering::Relaxed);
+        // Against the producer's `flush`: it stores the index, fences, and looks at the flag.
+        fence(Ordering::SeqCst);
+        let refreshed = self.refresh();
+        let waiting = self.head != self.tail;
+        if waiting || refreshed.is_err() {
+            self.disarm();
+        }
+        refreshed.map(|()| waiting)
+    }
+
+    /// Asks for no wake-up any more.
+    pub(super) fn disarm(&mut self) {
+        let waits = &self.ring.indices().consumer_waits.0;
+        waits.store(0, Ordering::Relaxed);
+    }
+}
