@@ -171,7 +171,8 @@ impl Receiver<'_> {
             Err(e) => return Err(e.into()),
         }
         let ready = |i: usize| fds.get(i).is_some_and(|f| !f.revents().is_empty());
-        if let Some(listener) = self.listener.filter(|_| ready(2)) {
+        // With news on the stream it is read first: a client that left makes room for the one that waits.
+        if let Some(listener) = self.listener.filter(|_| ready(2) && !ready(0)) {
             if listener.accept().is_ok() {
                 warn!("a second client is closed: the function serves one at a time");
             }

@@ -167,6 +167,8 @@ impl Server {
         session.messages.close();
         self.dma.clear();
         self.set_state(ConfigState::default());
+        // The data side may still hold the message DMA and with it the socket: the client learns of the end now.
+        let _ = stream.shutdown(std::net::Shutdown::Both);
         result
     }
 

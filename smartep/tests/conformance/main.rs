@@ -1,0 +1,11 @@
+//! Conformance of the vfio-user server: what a client may rely on, and what it may not break.
+
+#![allow(unreachable_pub)] // one crate, split by topic
+
+mod access;
+mod cloud_hypervisor;
+mod dma;
+mod harness;
+mod hostile;
+mod interrupts;
+mod negotiation;
