@@ -12,7 +12,7 @@ esac
 packages=linux-image-amd64,busybox-static,kmod,iproute2,ethtool,pciutils,iputils-ping,iperf3,tcpdump
 packages+=,perftest,rdma-core,ibverbs-utils,ibverbs-providers,rdmacm-utils
 modules="virtio_pci virtio_net virtio_blk 8021q bridge tun veth dummy rdma_rxe ib_uverbs rdma_ucm ib_umad
-  mlx5_core mlx5_ib vfio_pci vfio_iommu_type1 ext4 squashfs overlay crc32c_generic"
+  mlx5_core mlx5_ib vfio_pci vfio_iommu_type1 ext4 squashfs overlay crc32_generic crc32c_generic"
 
 begin guest "$here/build-guest.sh" "$here/common.sh" "$here/init" "$here/agent.sh"
 need mmdebstrap:mmdebstrap cpio:cpio lz4:lz4 xz:xz-utils depmod:kmod

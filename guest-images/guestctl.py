@@ -102,7 +102,7 @@ def main():
     parser.add_argument("action", choices=("run", "wait-ready"))
     parser.add_argument("command", nargs="?")
     parser.add_argument("--timeout", type=float, default=60)
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     guest = Guest(args.socket)
     try:
         if args.action == "wait-ready":
