@@ -5,6 +5,7 @@
 # Lines to the host: READY once; OUT ID BASE64 and END ID STATUS for each command.
 # A line that is neither is ignored, so noise on the port does no harm.
 tty=/dev/${1:?the name of a tty}
+# shellcheck disable=SC2094  # a terminal, read and written
 exec <"$tty" >"$tty" 2>/dev/null
 stty raw -echo -ixon <"$tty"
 work=/run/distdpu-agent.d

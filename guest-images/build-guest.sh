@@ -9,10 +9,10 @@ case "${1:-}" in
   *) die "unknown argument \`$1\`; there is only --refresh" ;;
 esac
 
-packages=linux-image-amd64,busybox-static,kmod,iproute2,ethtool,pciutils,iputils-ping,iperf3,tcpdump
+packages=linux-image-amd64,busybox-static,dash,bash,kmod,iproute2,ethtool,pciutils,iputils-ping,iperf3,tcpdump
 packages+=,perftest,rdma-core,ibverbs-utils,ibverbs-providers,rdmacm-utils
-modules="virtio_pci virtio_net virtio_blk 8021q bridge tun veth dummy rdma_rxe ib_uverbs rdma_ucm ib_umad
-  mlx5_core mlx5_ib vfio_pci vfio_iommu_type1 ext4 squashfs overlay crc32_generic crc32c_generic"
+modules="virtio_pci virtio_net virtio_blk 8021q bridge tun veth dummy rdma_rxe ib_uverbs rdma_ucm ib_umad"
+modules+=" mlx5_core mlx5_ib vfio_pci vfio_iommu_type1 ext4 squashfs overlay crc32_generic crc32c_generic"
 
 begin guest "$here/build-guest.sh" "$here/common.sh" "$here/init" "$here/agent.sh"
 need mmdebstrap:mmdebstrap cpio:cpio lz4:lz4 xz:xz-utils depmod:kmod
@@ -29,7 +29,7 @@ say "picking modules of kernel $version"
 depmod -b "$root" "$version" 2>>"$log"
 all=$root/lib/modules/$version
 # Every wanted module with all it needs, as modules.dep lists them.
-wanted=$(awk -v want="$(echo $modules)" '
+wanted=$(awk -v want="$modules" '
   { file = $1; sub(/:$/, "", file); n = file; sub(/.*\//, "", n); sub(/\.ko.*/, "", n); gsub(/-/, "_", n)
     path[n] = file; needs[n] = $0; sub(/^[^:]*: */, "", needs[n]) }
   END { count = split(want, names, " ")
@@ -40,7 +40,7 @@ for must in virtio_net virtio_pci rdma_rxe mlx5_core mlx5_ib; do
     || die "kernel $version has no module $must (log: $log)"
 done
 mkdir "$work/modules"
-(cd "$all" && cp --parents $wanted modules.builtin modules.builtin.modinfo modules.order "$work/modules")
+(cd "$all" && xargs cp --parents -t "$work/modules" modules.builtin modules.builtin.modinfo modules.order <<<"$wanted")
 find "$work/modules" -name '*.ko.xz' -exec xz -d {} +
 find "$work/modules" -name '*.ko.zst' -exec zstd -q -d --rm {} +
 rm -rf "${all:?}"
@@ -60,8 +60,9 @@ say "leaving out what the guest does not need"
     [ -e "usr/bin/$applet" ] || [ -L "usr/bin/$applet" ] || [ -e "usr/sbin/$applet" ] || [ -L "usr/sbin/$applet" ] \
       || ln -s busybox "usr/bin/$applet"
   done
-  ln -sf busybox usr/bin/sh
-  printf 'root::0:0:root:/root:/bin/sh\n' >etc/passwd
+  # busybox' own shell would take its applets before Debian's programs.
+  ln -sf dash usr/bin/sh
+  printf 'root::0:0:root:/root:/bin/bash\n' >etc/passwd
   printf 'root:x:0:\n' >etc/group
   printf '127.0.0.1 localhost\n::1 localhost\n' >etc/hosts
   install -m 755 "$here/init" init

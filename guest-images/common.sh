@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # What the image scripts share: progress, errors, the cache, and unpacking Debian packages.
 # Sourced, not run.
+# shellcheck disable=SC2034  # the scripts that source this use them
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${DISTDPU_CACHE:-$HOME/.cache/distdpu}

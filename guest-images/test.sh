@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Boots the guest under the QEMU that the project uses, with an ordinary NIC, and tries what it must have.
+# shellcheck disable=SC2016  # the commands expand in the guest
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 qemu=$("$here/get-qemu.sh" | tail -n1)

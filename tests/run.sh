@@ -30,7 +30,7 @@ style() {
   python3 -m compileall -q guest-images tests/vm tests/bench || return 1
   find guest-images tests -name __pycache__ -prune -exec rm -rf {} +
   # shellcheck disable=SC2046
-  shellcheck $(git ls-files '*.sh' .ci/run tests/bench/run guest-images/init)
+  shellcheck -x -P SCRIPTDIR $(git ls-files '*.sh' .ci/run guest-images/init)
 }
 deny() {
   cargo deny --all-features check licenses bans sources || return 1
