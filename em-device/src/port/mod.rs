@@ -12,6 +12,7 @@ mod counters;
 pub mod fault;
 pub mod loopback;
 pub mod null;
+pub mod open;
 pub mod pcap;
 pub mod shm;
 pub mod tap;

@@ -1,0 +1,290 @@
+//! The Execution Module as a whole: what the OM asks of it.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use m2m_fabric::proto::{EmStats, Event, FunctionSpec, Hello, LinkKind, LinkSpec, Reply, Request};
+use m2m_fabric::{FabricError, Handler, local};
+use thiserror::Error;
+
+use crate::control::OmLink;
+use crate::endpoint::Endpoint;
+use crate::net::links::Link;
+use crate::port::open::open;
+use crate::worker::{Handle, Worker};
+
+/// How long the OM may take to answer the hello.
+const HELLO: Duration = Duration::from_secs(5);
+
+/// Why an EM cannot work.
+#[derive(Debug, Error)]
+pub enum EmError {
+    /// The OM cannot be reached.
+    #[error("cannot reach the OM at {}: {source}", path.display())]
+    Om {
+        /// Its socket.
+        path: PathBuf,
+        /// What happened.
+        source: FabricError,
+    },
+    /// The OM does not want this EM.
+    #[error("the OM refuses this EM: {0}")]
+    Refused(String),
+    /// The system refused.
+    #[error("cannot start the data path: {0}")]
+    System(#[from] std::io::Error),
+}
+
+/// How an EM is started.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Name in the OM's configuration.
+    pub name: String,
+    /// The OM's M2M socket.
+    pub om: PathBuf,
+    /// How long the data path looks for work at the most before it sleeps.
+    pub poll: Duration,
+}
+
+/// A running EM.
+pub struct Em {
+    shared: Arc<Shared>,
+    worker: Worker,
+}
+
+impl std::fmt::Debug for Em {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Em")
+            .field("om", &self.shared.om)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Em {
+    /// Starts the data path and introduces the EM to its OM, which then gives it functions.
+    pub fn start(settings: &Settings) -> Result<Self, EmError> {
+        let (worker, handle) = Worker::start(settings.poll)?;
+        let shared = Arc::new(Shared {
+            worker: handle,
+            om: Arc::default(),
+            functions: Mutex::default(),
+            phase: Mutex::new(Phase::Serving),
+            changed: Condvar::new(),
+        });
+        shared.connect(&settings.om, &settings.name)?;
+        Ok(Self { shared, worker })
+    }
+
+    /// Serves until the OM says to stop; or, without an OM, until no guest needs the EM any more.
+    pub fn wait(&self) {
+        loop {
+            let phase = lock(&self.shared.phase);
+            // Wakes now and then because guests leave without a notice to this thread.
+            let wait = self
+                .shared
+                .changed
+                .wait_timeout(phase, Duration::from_secs(1));
+            let phase = *wait.unwrap_or_else(PoisonError::into_inner).0;
+            match phase {
+                Phase::Serving => {}
+                Phase::Stop => return,
+                Phase::Orphan if self.shared.has_guests() => {}
+                Phase::Orphan => return,
+            }
+        }
+    }
+
+    /// Ends all functions in order.
+    pub fn stop(self) {
+        // The reply to the OM's request is on its way; it is not cut off.
+        std::thread::sleep(Duration::from_millis(50));
+        let functions = std::mem::take(&mut *lock(&self.shared.functions));
+        functions.into_values().for_each(Endpoint::stop);
+        if let Some(om) = self.shared.om.get() {
+            om.close();
+        }
+        self.shared.om.set(None);
+        drop(self.worker);
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Serving,
+    Orphan,
+    Stop,
+}
+
+struct Shared {
+    worker: Handle,
+    om: Arc<OmLink>,
+    functions: Mutex<BTreeMap<u32, Endpoint>>,
+    phase: Mutex<Phase>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn connect(self: &Arc<Self>, path: &Path, name: &str) -> Result<(), EmError> {
+        let failed = |source| EmError::Om {
+            path: path.into(),
+            source,
+        };
+        let fabric = local::connect(path, Arc::new(FromOm(self.clone()))).map_err(failed)?;
+        self.om.set(Some(fabric.clone()));
+        let hello = Hello {
+            em: name.into(),
+            pid: std::process::id(),
+            program: concat!("em ", env!("CARGO_PKG_VERSION")).into(),
+        };
+        match fabric
+            .call(Request::Hello(hello), &[], HELLO)
+            .map_err(failed)?
+        {
+            Reply::Ok => Ok(()),
+            Reply::Failed(why) => Err(EmError::Refused(why)),
+            Reply::Stats(_) => Err(EmError::Refused("it answers something else".into())),
+        }
+    }
+
+    fn set_phase(&self, phase: Phase) {
+        let mut now = lock(&self.phase);
+        if *now != Phase::Stop {
+            *now = phase;
+        }
+        self.changed.notify_all();
+    }
+
+    fn has_guests(&self) -> bool {
+        lock(&self.functions).values().any(Endpoint::is_connected)
+    }
+
+    fn add_function(&self, spec: FunctionSpec, fds: Vec<OwnedFd>) -> Result<(), String> {
+        let [listener, shadow] = <[OwnedFd; 2]>::try_from(fds)
+            .map_err(|fds| format!("a function comes with 2 descriptors, not {}", fds.len()))?;
+        let mut functions = lock(&self.functions);
+        if functions.contains_key(&spec.id) {
+            return Err(format!("function {} is served already", spec.id));
+        }
+        let id = spec.id;
+        let endpoint = Endpoint::start(
+            spec,
+            listener,
+            &shadow,
+            self.worker.clone(),
+            self.om.clone(),
+        )
+        .map_err(|e| e.to_string())?;
+        functions.insert(id, endpoint);
+        Ok(())
+    }
+
+    fn remove_function(&self, id: u32) -> Result<(), String> {
+        let endpoint = lock(&self.functions).remove(&id);
+        endpoint
+            .map(Endpoint::stop)
+            .ok_or_else(|| format!("there is no function {id}"))
+    }
+
+    fn add_link(&self, spec: LinkSpec, fds: Vec<OwnedFd>) -> Result<(), String> {
+        let peer = match &spec.kind {
+            LinkKind::Shm { peer_mac, .. } => Some(*peer_mac),
+            _ => None,
+        };
+        let recorder = matches!(spec.kind, LinkKind::Capture { .. });
+        let port = open(&spec.kind, fds).map_err(|e| e.to_string())?;
+        let (id, function) = (spec.id, spec.function);
+        let added = self.worker.run(move |state| {
+            let function = state.functions.get_mut(&function)?;
+            function.links.add(Link::new(id, port, peer), recorder);
+            Some(())
+        });
+        added
+            .flatten()
+            .ok_or_else(|| format!("there is no function {function} for link {id}"))
+    }
+
+    fn remove_link(&self, id: u32) -> Result<(), String> {
+        let removed = self
+            .worker
+            .run(move |state| state.functions.values_mut().any(|f| f.links.remove(id)));
+        match removed {
+            Some(true) => Ok(()),
+            _ => Err(format!("there is no link {id}")),
+        }
+    }
+
+    fn stats(&self) -> Option<EmStats> {
+        let mut stats = self.worker.run(|state| state.stats())?;
+        let functions = lock(&self.functions);
+        for function in &mut stats.functions {
+            if let Some(endpoint) = functions.get(&function.function) {
+                (function.dma_ranges, function.dma_bytes) = endpoint.dma();
+            }
+        }
+        Some(stats)
+    }
+}
+
+/// What arrives from the OM.
+struct FromOm(Arc<Shared>);
+
+impl Handler for FromOm {
+    fn request(&self, request: Request, fds: Vec<OwnedFd>) -> Reply {
+        let em = &self.0;
+        let done = match request {
+            Request::AddFunction(spec) => em.add_function(*spec, fds),
+            Request::RemoveFunction { function } => em.remove_function(function),
+            Request::AddLink(spec) => em.add_link(spec, fds),
+            Request::RemoveLink { link } => em.remove_link(link),
+            Request::Stats => match em.stats() {
+                Some(stats) => return Reply::Stats(Box::new(stats)),
+                None => Err("the data path has ended".into()),
+            },
+            Request::Shutdown => {
+                em.set_phase(Phase::Stop);
+                Ok(())
+            }
+            Request::Hello(_) => Err("an EM has no EMs".into()),
+        };
+        match done {
+            Ok(()) => Reply::Ok,
+            Err(why) => {
+                log::warn!("a request of the OM failed: {why}");
+                Reply::Failed(why)
+            }
+        }
+    }
+
+    fn event(&self, event: Event) {
+        if let Event::ConfigChanged { function } = event {
+            if let Some(endpoint) = lock(&self.0.functions).get(&function) {
+                endpoint.config_changed();
+            }
+        }
+    }
+
+    fn register_read(&self, _address: u32) -> u32 {
+        // Every register of the control side is the OM's.
+        u32::MAX
+    }
+
+    fn register_write(&self, _address: u32, _byte_enable: u8, _value: u32) -> u32 {
+        u32::MAX
+    }
+
+    fn down(&self, reason: &FabricError) {
+        log::warn!("the OM is gone ({reason}); guests are served until they leave");
+        self.0.set_phase(Phase::Orphan);
+    }
+
+    fn heartbeat(&self) -> (u64, bool) {
+        self.0.worker.progress()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,459 @@
+//! The network function as the data path holds it.
+
+use super::Mac;
+use super::control::{self, Settings};
+use super::features;
+use super::links::Links;
+use super::queue::{NetQueue, drop_reason};
+use super::receive::{self, Pool, Sink};
+use super::transmit::{self, Limits};
+use crate::frame::Frame;
+use crate::offload::Receiver;
+use crate::port::Rx;
+use crate::virtio::chain::Parts;
+use crate::virtio::common::QueueSetup;
+use crate::virtio::feature;
+use crate::virtio::ring::{Ring, RingError};
+use crate::virtio::signals::Signals;
+use dot_iommu::{DotReader, DotView};
+use m2m_fabric::proto::{FunctionState, FunctionStats, VirtioNetSpec};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Frames a queue or wire may move in one turn.
+const BUDGET: usize = 64;
+/// Control commands in one turn.
+const CONTROL_BUDGET: usize = 16;
+
+/// What the data path tells the rest of the EM about a function. Called on the data path: must not
+/// wait.
+pub type Report = Arc<dyn Fn(FunctionState) + Send + Sync>;
+
+/// The MAC address that the driver set, for the register side: 0 when it set none.
+#[derive(Debug, Default)]
+pub struct MacOverride(AtomicU64);
+
+impl MacOverride {
+    /// The address, if the driver set one.
+    pub fn get(&self) -> Option<Mac> {
+        let bits = self.0.load(Ordering::Acquire);
+        let [0x01, _, mac @ ..] = bits.to_be_bytes() else {
+            return None;
+        };
+        Some(mac)
+    }
+
+    fn set(&self, mac: Option<Mac>) {
+        let bits = mac.map_or(0, |[a, b, c, d, e, f]| {
+            u64::from_be_bytes([1, 0, a, b, c, d, e, f])
+        });
+        self.0.store(bits, Ordering::Release);
+    }
+}
+
+/// A driver's session, from DRIVER_OK to reset.
+#[derive(Debug)]
+struct Session {
+    features: u64,
+    settings: Settings,
+    receiver: Receiver,
+    mergeable: bool,
+}
+
+/// The function on the data path.
+pub struct NetDevice {
+    id: u32,
+    spec: VirtioNetSpec,
+    signals: Arc<Signals>,
+    memory: DotReader,
+    mac: Arc<MacOverride>,
+    report: Report,
+    queues: Vec<NetQueue>,
+    session: Option<Session>,
+    bus_master: bool,
+    link_up: bool,
+    /// Some ring is not in mapped memory at present.
+    stalled: bool,
+    pool: Pool,
+    command: Vec<u8>,
+}
+
+impl std::fmt::Debug for NetDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NetDevice")
+            .field("id", &self.id)
+            .field("session", &self.session)
+            .field("bus_master", &self.bus_master)
+            .field("link_up", &self.link_up)
+            .finish_non_exhaustive()
+    }
+}
+
+impl NetDevice {
+    /// Function `id` without a driver.
+    pub fn new(
+        id: u32,
+        spec: VirtioNetSpec,
+        signals: Arc<Signals>,
+        memory: DotReader,
+        mac: Arc<MacOverride>,
+        report: Report,
+    ) -> Self {
+        let queues = (0..queue_count(&spec))
+            .map(|index| NetQueue::new(index, spec.queue_pairs))
+            .collect();
+        Self {
+            id,
+            spec,
+            signals,
+            memory,
+            mac,
+            report,
+            queues,
+            session: None,
+            bus_master: false,
+            link_up: false,
+            stalled: false,
+            pool: Pool::default(),
+            command: Vec::new(),
+        }
+    }
+
+    /// Id in the DPU.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// The driver is ready with these features and queues.
+    pub fn start(&mut self, features: u64, setups: &[QueueSetup], links: &mut Links) {
+        self.stop(links);
+        let event_idx = features & feature::EVENT_IDX != 0;
+        let indirect = features & feature::INDIRECT_DESC != 0;
+        for (queue, setup) in self.queues.iter_mut().zip(setups) {
+            let ring = setup
+                .enabled
+                .then(|| Ring::new(*setup, event_idx, indirect));
+            queue.set_ring(ring);
+        }
+        self.session = Some(Session {
+            features,
+            settings: Settings::new(self.spec.mac, features, self.spec.queue_pairs),
+            receiver: Receiver {
+                csum: features & features::GUEST_CSUM != 0,
+                tso4: features & features::GUEST_TSO4 != 0,
+                tso6: features & features::GUEST_TSO6 != 0,
+                ecn: false,
+                mtu: self.spec.mtu,
+            },
+            mergeable: features & features::MRG_RXBUF != 0,
+        });
+    }
+
+    /// Lets go of all queues; nothing of the driver's memory is touched after this.
+    pub fn stop(&mut self, links: &mut Links) {
+        for queue in &mut self.queues {
+            queue.set_ring(None);
+        }
+        links.forget_blocked();
+        self.session = None;
+        self.stalled = false;
+        self.mac.set(None);
+    }
+
+    /// Whether the function may use guest memory (command register, bus master enable).
+    pub fn set_bus_master(&mut self, on: bool) {
+        self.bus_master = on;
+    }
+
+    /// Whether the link carries frames.
+    pub fn set_link_up(&mut self, up: bool) {
+        self.link_up = up;
+    }
+
+    /// One round over all queues and wires. Answers whether anything was done.
+    pub fn turn(&mut self, links: &mut Links) -> bool {
+        if self.session.is_none() || !self.bus_master {
+            return self.discard(links);
+        }
+        self.stalled = false;
+        match self.work(links) {
+            Ok(worked) => worked,
+            Err((_, RingError::Unmapped)) => {
+                self.stalled = true;
+                false
+            }
+            Err((queue, error)) => {
+                self.fail(queue, error, links);
+                true
+            }
+        }
+    }
+
+    /// The function, and it alone, waits for a reset by its driver.
+    fn fail(&mut self, queue: u16, error: RingError, links: &mut Links) {
+        log::warn!("function {}: queue {queue} stopped: {error}", self.id);
+        self.stop(links);
+        if self.signals.set_needs_reset() {
+            (self.report)(FunctionState::NeedsReset);
+        }
+    }
+
+    /// Without a driver frames go nowhere.
+    fn discard(&mut self, links: &mut Links) -> bool {
+        let mut frames = 0;
+        for link in links.split().0 {
+            frames += link.port.receive(BUDGET, &mut |_: &Frame<'_>| Rx::Taken);
+        }
+        if let Some(queue) = self.queues.first_mut() {
+            for _ in 0..frames {
+                queue.count_drop(drop_reason::NOT_RUNNING);
+            }
+        }
+        frames != 0
+    }
+
+    fn work(&mut self, links: &mut Links) -> Result<bool, (u16, RingError)> {
+        let Self {
+            session: Some(session),
+            memory,
+            queues,
+            signals,
+            pool,
+            ..
+        } = self
+        else {
+            return Ok(false);
+        };
+        let view = memory.pin();
+        let mut unmapped = None;
+        // An unmapped ring does not hold up the others.
+        let mut note = |queue: u16, result: Result<usize, RingError>| match result {
+            Ok(done) => Ok(done),
+            Err(RingError::Unmapped) => {
+                unmapped.get_or_insert((queue, RingError::Unmapped));
+                Ok(0)
+            }
+            Err(error) => Err((queue, error)),
+        };
+        let mut done = 0;
+        if let Some(queue) = queues.last_mut() {
+            let commands = commands(queue, &view, session, &self.mac, pool, &mut self.command);
+            done += note(queue.index, commands)?;
+            interrupt(queue, &view, signals);
+        }
+        let limits = Limits {
+            features: session.features,
+            mtu: self.spec.mtu,
+            link_up: self.link_up,
+        };
+        let pairs = usize::from(session.settings.pairs);
+        for queue in queues.iter_mut().skip(1).step_by(2).take(pairs) {
+            let sent = transmit::burst(queue, &view, links, &limits, &mut pool.parts, BUDGET);
+            done += note(queue.index, sent)?;
+            interrupt(queue, &view, signals);
+        }
+        let (wires, recorders) = links.split();
+        for link in wires {
+            let mut sink = Sink {
+                view: &view,
+                queues,
+                settings: &session.settings,
+                receiver: session.receiver,
+                mergeable: session.mergeable,
+                link_up: self.link_up,
+                parts: Parts::recycle(std::mem::take(&mut pool.parts)),
+                heads: &mut pool.heads,
+                segmenter: &mut pool.segmenter,
+                blocked: &mut link.blocked,
+                segments_done: &mut link.segments_done,
+                recorders,
+                error: None,
+            };
+            let received = link.port.receive(BUDGET, &mut sink);
+            let error = sink.error;
+            pool.parts = Parts::recycle(sink.parts);
+            done += received;
+            if let Some((queue, error)) = error {
+                note(queue, Err(error))?;
+            }
+        }
+        for queue in queues.iter_mut().step_by(2).take(pairs) {
+            interrupt(queue, &view, signals);
+        }
+        links.flush();
+        match unmapped {
+            Some(error) if done == 0 => Err(error),
+            _ => Ok(done != 0),
+        }
+    }
+
+    /// Before sleep: asks for notifications and wake-ups. Answers whether there is work already.
+    pub fn arm(&mut self, links: &mut Links) -> bool {
+        for link in links.iter_mut() {
+            // The frame that waits is known; what it waits for is asked of the queue below.
+            if link.blocked.is_none() && link.port.arm() {
+                return true;
+            }
+        }
+        if !self.bus_master {
+            return false;
+        }
+        let Some(session) = &self.session else {
+            return false;
+        };
+        let pairs = 2 * session.settings.pairs;
+        let view = self.memory.pin();
+        let control = 2 * self.spec.queue_pairs;
+        for queue in &mut self.queues {
+            let asks = match queue.index {
+                index if index == control => true,
+                index if index >= pairs => false,
+                index if index % 2 == 1 => queue.blocked.is_none(),
+                index => links
+                    .iter()
+                    .any(|l| l.blocked.is_some_and(|b| b.queue == index)),
+            };
+            let Some(mut ring) = queue.attach(&view).filter(|_| asks) else {
+                continue;
+            };
+            match ring.enable_notification() {
+                Ok(false) => {}
+                Ok(true) => return true,
+                Err(RingError::Unmapped) => self.stalled = true,
+                // The next turn meets the error and deals with it.
+                Err(_) => return true,
+            }
+        }
+        false
+    }
+
+    /// After sleep.
+    pub fn disarm(&mut self, links: &mut Links) {
+        for link in links.iter_mut() {
+            link.port.disarm();
+        }
+        if self.session.is_none() || !self.bus_master {
+            return;
+        }
+        let view = self.memory.pin();
+        for queue in &mut self.queues {
+            if let Some(mut ring) = queue.attach(&view) {
+                // Only spares notifications; where it fails there are none to spare.
+                let _ = ring.disable_notification();
+            }
+        }
+    }
+
+    /// How long the data path may sleep for this function.
+    pub fn patience(&self, links: &Links) -> Option<Duration> {
+        /// How soon memory that went away is looked for.
+        const STALLED: Duration = Duration::from_millis(2);
+        /// No finer than this.
+        const LEAST: Duration = Duration::from_millis(1);
+        let queues = self.queues.iter().filter_map(|queue| queue.blocked);
+        let transmit = queues.map(|since| transmit::PATIENCE.saturating_sub(since.elapsed()));
+        let links = links.iter().filter_map(|link| link.blocked);
+        let receive = links.map(|b| receive::PATIENCE.saturating_sub(b.since.elapsed()));
+        transmit
+            .chain(receive)
+            .chain(self.stalled.then_some(STALLED))
+            .min()
+            .map(|left| left.max(LEAST))
+    }
+
+    /// Whether work is known that was not done.
+    pub fn has_backlog(&self, links: &Links) -> bool {
+        self.queues.iter().any(|queue| queue.blocked.is_some())
+            || links.iter().any(|link| link.blocked.is_some())
+    }
+
+    /// A snapshot of the counters.
+    pub fn stats(&self) -> FunctionStats {
+        FunctionStats {
+            function: self.id,
+            queues: self
+                .queues
+                .iter()
+                .map(|queue| queue.stats(self.signals.kicks(queue.index)))
+                .collect(),
+            features: self.session.as_ref().map_or(0, |s| s.features),
+            dma_ranges: 0,
+            dma_bytes: 0,
+        }
+    }
+}
+
+/// Queues of a function: pairs and the control queue.
+pub fn queue_count(spec: &VirtioNetSpec) -> u16 {
+    2 * spec.queue_pairs + 1
+}
+
+fn interrupt(queue: &mut NetQueue, view: &DotView<'_>, signals: &Signals) {
+    let wanted = queue
+        .attach(view)
+        .is_some_and(|mut ring| ring.wants_interrupt());
+    if wanted {
+        queue.count_interrupt();
+        signals.interrupt_queue(queue.index);
+    }
+}
+
+/// Answers control commands.
+fn commands(
+    queue: &mut NetQueue,
+    view: &DotView<'_>,
+    session: &mut Session,
+    mac: &MacOverride,
+    pool: &mut Pool,
+    command: &mut Vec<u8>,
+) -> Result<usize, RingError> {
+    let Some((mut ring, mut counters)) = queue.parts(view) else {
+        return Ok(0);
+    };
+    let mut parts = Parts::recycle(std::mem::take(&mut pool.parts));
+    let mut done = 0;
+    while done < CONTROL_BUDGET {
+        let Some(head) = ring.pop()? else {
+            break;
+        };
+        parts.clear();
+        done += 1;
+        let written = match ring.walk(head, &mut parts) {
+            Ok(walked) if walked.writable != 0 => {
+                let readable = parts.slices().get(..walked.readable_slices);
+                command.clear();
+                for slice in readable.unwrap_or_default() {
+                    let room = control::MAX_COMMAND - command.len();
+                    let start = command.len();
+                    command.resize(start + slice.len().min(room), 0);
+                    slice.copy_to(command.get_mut(start..).unwrap_or_default());
+                }
+                let before = session.settings.filter.mac;
+                let answer = session.settings.execute(command);
+                if session.settings.filter.mac != before {
+                    mac.set(Some(session.settings.filter.mac));
+                }
+                parts.write(walked.readable as usize, &[answer]);
+                counters.moved(command.len());
+                1
+            }
+            Ok(_) => {
+                counters.dropped(drop_reason::NO_ANSWER_ROOM);
+                0
+            }
+            Err(bad) => {
+                counters.dropped(bad.name());
+                0
+            }
+        };
+        ring.push_used(head, written)?;
+        ring.publish()?;
+    }
+    pool.parts = Parts::recycle(parts);
+    Ok(done)
+}
+
+#[cfg(test)]
+#[path = "device_tests.rs"]
+mod tests;

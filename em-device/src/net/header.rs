@@ -1,0 +1,88 @@
+//! `struct virtio_net_hdr_v1` (virtio 1.3 §5.1.6) and [`FrameMeta`].
+
+use crate::frame::FrameMeta;
+
+/// Bytes of the header; with VERSION_1 it always has `num_buffers`.
+pub const HEADER_BYTES: usize = 12;
+
+/// The facts in a header of a driver. `num_buffers` means nothing on transmit. DATA_VALID and
+/// unknown flags are dropped: a driver may not set them (§5.1.6.2.1).
+pub fn parse(bytes: &[u8; HEADER_BYTES]) -> FrameMeta {
+    let [flags, gso_type, hl, hh, gl, gh, sl, sh, ol, oh, _, _] = *bytes;
+    FrameMeta {
+        flags: flags & FrameMeta::NEEDS_CSUM,
+        gso_type,
+        hdr_len: u16::from_le_bytes([hl, hh]),
+        gso_size: u16::from_le_bytes([gl, gh]),
+        csum_start: u16::from_le_bytes([sl, sh]),
+        csum_offset: u16::from_le_bytes([ol, oh]),
+    }
+}
+
+/// The header of a received frame in `buffers` buffers.
+pub fn emit(meta: &FrameMeta, buffers: u16) -> [u8; HEADER_BYTES] {
+    let mut meta = *meta;
+    if !meta.needs_csum() {
+        (meta.csum_start, meta.csum_offset) = (0, 0);
+    }
+    if !meta.is_gso() {
+        (meta.gso_type, meta.gso_size, meta.hdr_len) = (FrameMeta::GSO_NONE, 0, 0);
+    }
+    let [hl, hh] = meta.hdr_len.to_le_bytes();
+    let [gl, gh] = meta.gso_size.to_le_bytes();
+    let [sl, sh] = meta.csum_start.to_le_bytes();
+    let [ol, oh] = meta.csum_offset.to_le_bytes();
+    let [bl, bh] = buffers.to_le_bytes();
+    [
+        meta.flags,
+        meta.gso_type,
+        hl,
+        hh,
+        gl,
+        gh,
+        sl,
+        sh,
+        ol,
+        oh,
+        bl,
+        bh,
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn facts_survive_the_header() {
+        let meta = FrameMeta {
+            flags: FrameMeta::NEEDS_CSUM,
+            gso_type: FrameMeta::GSO_TCPV6,
+            hdr_len: 74,
+            gso_size: 1440,
+            csum_start: 54,
+            csum_offset: 16,
+        };
+        let bytes = emit(&meta, 0x1234);
+        assert_eq!(bytes[10..], [0x34, 0x12]);
+        assert_eq!(parse(&bytes), meta);
+    }
+
+    #[test]
+    fn a_finished_frame_has_an_empty_header() {
+        let meta = FrameMeta {
+            hdr_len: 54,
+            gso_size: 1,
+            csum_start: 7,
+            ..FrameMeta::default()
+        };
+        assert_eq!(emit(&meta, 1), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
+    }
+
+    #[test]
+    fn flags_that_a_driver_may_not_set_are_dropped() {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0] = 0xff;
+        assert_eq!(parse(&bytes).flags, FrameMeta::NEEDS_CSUM);
+    }
+}

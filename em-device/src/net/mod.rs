@@ -1,0 +1,25 @@
+//! The virtio network function (virtio 1.3 §5.1).
+//!
+//! * [`features`]: what is offered and what needs what;
+//! * [`header`]: `virtio_net_hdr_v1` and the offload facts of a frame;
+//! * [`filter`]: which frames the driver wants;
+//! * [`control`]: commands of the control queue;
+//! * [`steer`]: which queue pair a frame goes to;
+//! * [`links`]: the function's wires;
+//! * [`queue`]: a virtqueue with its counters;
+//! * [`receive`], [`transmit`]: the two ways of a frame;
+//! * [`device`]: the function as the data path holds it.
+
+pub mod control;
+pub mod device;
+pub mod features;
+pub mod filter;
+pub mod header;
+pub mod links;
+pub mod queue;
+pub mod receive;
+pub mod steer;
+pub mod transmit;
+
+/// A MAC address.
+pub type Mac = [u8; 6];

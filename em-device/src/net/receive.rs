@@ -1,0 +1,283 @@
+//! From a wire to a receive queue.
+
+use super::control::Settings;
+use super::header::{self, HEADER_BYTES};
+use super::links::{self, Blocked, Link};
+use super::queue::{Counters, NetQueue, drop_reason};
+use super::steer::{self, STEER_BYTES};
+use crate::frame::{Frame, FrameMeta};
+use crate::offload::{Needs, Receiver, Segmenter, finished_checksum};
+use crate::port::{Rx, RxSink};
+use crate::virtio::chain::Parts;
+use crate::virtio::ring::{Attached, RingError};
+use dot_iommu::DotView;
+use std::time::{Duration, Instant};
+
+/// How long a frame waits for receive buffers before it is dropped.
+pub const PATIENCE: Duration = Duration::from_millis(100);
+/// Buffers that one frame is merged into at most.
+const MAX_MERGED: usize = 512;
+
+/// What lives from burst to burst so that no frame allocates.
+#[derive(Debug, Default)]
+pub struct Pool {
+    /// Buffers of a frame.
+    pub parts: Parts<'static>,
+    /// Heads of a frame with the room behind each.
+    pub heads: Vec<(u16, u64)>,
+    /// Segments of a frame.
+    pub segmenter: Segmenter,
+}
+
+/// Takes the frames of one wire for one burst.
+pub struct Sink<'s, 'v> {
+    /// Guest memory.
+    pub view: &'v DotView<'v>,
+    /// All queues of the function.
+    pub queues: &'s mut [NetQueue],
+    /// The driver's settings.
+    pub settings: &'s Settings,
+    /// What the driver takes.
+    pub receiver: Receiver,
+    /// Whether the driver takes a frame in several buffers.
+    pub mergeable: bool,
+    /// Whether the link is up.
+    pub link_up: bool,
+    /// Buffers of a frame.
+    pub parts: Parts<'v>,
+    /// Heads of a frame.
+    pub heads: &'s mut Vec<(u16, u64)>,
+    /// For drivers without large segments.
+    pub segmenter: &'s mut Segmenter,
+    /// State of the wire.
+    pub blocked: &'s mut Option<Blocked>,
+    /// State of the wire.
+    pub segments_done: &'s mut usize,
+    /// Wires that only record.
+    pub recorders: &'s mut [Link],
+    /// The queue that cannot go on, and why.
+    pub error: Option<(u16, RingError)>,
+}
+
+/// Bytes to deliver.
+#[derive(Clone, Copy)]
+enum Bytes<'a> {
+    Frame(&'a Frame<'a>),
+    Slice(&'a [u8]),
+}
+
+impl Bytes<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Frame(frame) => frame.len(),
+            Self::Slice(slice) => slice.len(),
+        }
+    }
+
+    fn copy(&self, to: &Parts<'_>) -> usize {
+        match self {
+            Self::Frame(frame) => frame.copy_into(0, to.slices(), HEADER_BYTES),
+            Self::Slice(slice) => to.write(HEADER_BYTES, slice),
+        }
+    }
+}
+
+/// What became of a frame or segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Delivered {
+    Yes,
+    Dropped(&'static str),
+    NoRoom,
+}
+
+impl RxSink for Sink<'_, '_> {
+    fn frame(&mut self, frame: &Frame<'_>) -> Rx {
+        let mut start = [0; STEER_BYTES];
+        let known = frame.copy_out(0, &mut start);
+        let start = start.get(..known).unwrap_or_default();
+        let pair = match self.settings.pairs {
+            0 | 1 => 0,
+            pairs => (steer::flow_hash(start) % u32::from(pairs)) as u16,
+        };
+        let queue = 2 * pair;
+        if !self.link_up {
+            return self.drop(queue, drop_reason::LINK_DOWN);
+        }
+        if !self.settings.filter.wants(start) {
+            return self.drop(queue, drop_reason::FILTERED);
+        }
+        let meta = self.receiver.meta(&frame.meta);
+        let delivered = match self.receiver.needs(&frame.meta, frame.len()) {
+            Needs::PassThrough => self.deliver(queue, Bytes::Frame(frame), &meta, None),
+            Needs::CompleteChecksum => match finished_checksum(frame) {
+                Ok(sum) => {
+                    let at =
+                        usize::from(frame.meta.csum_start) + usize::from(frame.meta.csum_offset);
+                    let patch = Some((at, sum.to_be_bytes()));
+                    self.deliver(queue, Bytes::Frame(frame), &FrameMeta::default(), patch)
+                }
+                Err(_) => Ok(Delivered::Dropped(drop_reason::BAD_OFFLOAD)),
+            },
+            Needs::Segment => self.segments(queue, frame),
+            Needs::Drop(_) => Ok(Delivered::Dropped(drop_reason::ABOVE_MTU)),
+        };
+        match delivered {
+            Ok(Delivered::Yes) => {
+                *self.blocked = None;
+                *self.segments_done = 0;
+                links::record(self.recorders, frame);
+                Rx::Taken
+            }
+            Ok(Delivered::Dropped(reason)) => self.drop(queue, reason),
+            Ok(Delivered::NoRoom) => self.wait(queue),
+            Err(error) => {
+                self.error.get_or_insert((queue, error));
+                self.wait(queue)
+            }
+        }
+    }
+}
+
+impl<'v> Sink<'_, 'v> {
+    fn drop(&mut self, queue: u16, reason: &'static str) -> Rx {
+        *self.segments_done = 0;
+        if let Some(queue) = self.queues.get_mut(usize::from(queue)) {
+            queue.count_drop(reason);
+        }
+        Rx::Taken
+    }
+
+    /// The frame waits for the driver, but not for ever.
+    fn wait(&mut self, queue: u16) -> Rx {
+        let since = self
+            .blocked
+            .map_or_else(Instant::now, |blocked| blocked.since);
+        // Kept when the frame is dropped: the next one does not wait as long again.
+        *self.blocked = Some(Blocked { queue, since });
+        if since.elapsed() >= PATIENCE {
+            return self.drop(queue, drop_reason::NO_BUFFER);
+        }
+        Rx::Later
+    }
+
+    fn segments(&mut self, queue: u16, frame: &Frame<'_>) -> Result<Delivered, RingError> {
+        let mut segmenter = std::mem::take(self.segmenter);
+        let skip = *self.segments_done;
+        let (mut number, mut result) = (0, Ok(Delivered::Yes));
+        let done = segmenter.segment(frame, &mut |segment| {
+            number += 1;
+            if number <= skip {
+                return true;
+            }
+            result = self.deliver(queue, Bytes::Slice(segment), &FrameMeta::default(), None);
+            if result == Ok(Delivered::Yes) {
+                *self.segments_done = number;
+            }
+            result == Ok(Delivered::Yes)
+        });
+        *self.segmenter = segmenter;
+        match done {
+            Ok(_) => result,
+            Err(error) => {
+                log::trace!("frame dropped: {error}");
+                Ok(Delivered::Dropped(drop_reason::BAD_OFFLOAD))
+            }
+        }
+    }
+
+    /// Puts one frame into as many buffers as it takes.
+    fn deliver(
+        &mut self,
+        queue: u16,
+        bytes: Bytes<'_>,
+        meta: &FrameMeta,
+        patch: Option<(usize, [u8; 2])>,
+    ) -> Result<Delivered, RingError> {
+        let found = self.queues.get_mut(usize::from(queue));
+        let Some((mut ring, mut counters)) = found.and_then(|queue| queue.parts(self.view)) else {
+            return Ok(Delivered::Dropped(drop_reason::NOT_RUNNING));
+        };
+        let need = (HEADER_BYTES + bytes.len()) as u64;
+        let gathered = gather(
+            &mut ring,
+            &mut counters,
+            &mut self.parts,
+            self.heads,
+            need,
+            self.mergeable,
+        );
+        match gathered {
+            Ok(Delivered::Yes) => {}
+            other => {
+                ring.publish()?;
+                return other;
+            }
+        }
+        let header = header::emit(meta, self.heads.len() as u16);
+        self.parts.write(0, &header);
+        bytes.copy(&self.parts);
+        if let Some((at, sum)) = patch {
+            self.parts.write(HEADER_BYTES + at, &sum);
+        }
+        let mut left = need;
+        for (head, room) in self.heads.iter() {
+            let written = left.min(*room);
+            left -= written;
+            ring.push_used(*head, written as u32)?;
+        }
+        ring.publish()?;
+        counters.moved(bytes.len());
+        Ok(Delivered::Yes)
+    }
+}
+
+/// Takes buffers until there is room for `need` bytes. Without room all are put back.
+fn gather<'v>(
+    ring: &mut Attached<'_, 'v>,
+    counters: &mut Counters<'_>,
+    parts: &mut Parts<'v>,
+    heads: &mut Vec<(u16, u64)>,
+    need: u64,
+    mergeable: bool,
+) -> Result<Delivered, RingError> {
+    parts.clear();
+    heads.clear();
+    let (mut room, mut bad_heads) = (0, 0);
+    // A driver that offers bad buffers without pause does not hold the data path.
+    while bad_heads <= ring.size() {
+        let popped = ring.pop();
+        let Ok(Some(head)) = popped else {
+            ring.unpop(heads.len() as u16);
+            return popped.map(|_| Delivered::NoRoom);
+        };
+        let bad = match ring.walk(head, parts) {
+            Ok(walked) if walked.readable != 0 => Some(drop_reason::WRONG_DIRECTION),
+            // The header must fit into the first buffer (virtio 1.3 §5.1.6.3.1).
+            Ok(walked) if walked.writable < HEADER_BYTES as u64 => Some(drop_reason::SMALL_BUFFER),
+            Ok(walked) => {
+                heads.push((head, walked.writable));
+                room += walked.writable;
+                None
+            }
+            Err(bad) => Some(bad.name()),
+        };
+        if let Some(reason) = bad {
+            // Heads go back in order, so those taken before it go with it.
+            counters.dropped(reason);
+            bad_heads += 1;
+            for (head, _) in heads.drain(..) {
+                ring.push_used(head, 0)?;
+            }
+            ring.push_used(head, 0)?;
+            parts.clear();
+            room = 0;
+        } else if room >= need {
+            return Ok(Delivered::Yes);
+        } else if !mergeable || heads.len() >= MAX_MERGED.min(usize::from(ring.size())) {
+            // The buffers may do for another frame.
+            ring.unpop(heads.len() as u16);
+            return Ok(Delivered::Dropped(drop_reason::SMALL_BUFFER));
+        }
+    }
+    Ok(Delivered::NoRoom)
+}

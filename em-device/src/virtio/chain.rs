@@ -1,0 +1,254 @@
+//! The walk through one descriptor chain (virtio 1.3 §2.7.5), bounded and into a buffer that is used again.
+
+use super::area::GuestArea;
+use dot_iommu::{Access, DotView};
+use std::fmt;
+use virtio_queue::desc::split::Descriptor;
+use vm_memory::{GuestAddress, GuestMemory, Permissions, VolatileSlice};
+
+/// Descriptors a chain may have, whatever the queue's size: bounds the work for one head.
+pub const MAX_DESCRIPTORS: u32 = 1024;
+/// Bytes of a descriptor.
+const DESCRIPTOR_BYTES: u64 = 16;
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
+
+/// Why a chain is none. The head is given back with length 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum BadChain {
+    /// More descriptors than the queue has, or than [`MAX_DESCRIPTORS`]; also a loop.
+    TooLong,
+    /// `next` is outside the table.
+    NextOutOfRange,
+    /// An indirect descriptor although that was not negotiated.
+    IndirectNotNegotiated,
+    /// An indirect table of no entries, of a length that is no multiple of 16, or of more than 65536
+    /// entries.
+    IndirectSize,
+    /// An indirect descriptor in an indirect table, or one with NEXT (virtio 1.3 §2.7.5.3.1).
+    IndirectNested,
+    /// A buffer or table that is not mapped for this access, or whose address wraps.
+    NotMapped,
+    /// A buffer the device may read after one it may write (virtio 1.3 §2.7.4.2).
+    Order,
+}
+
+impl BadChain {
+    /// All of them, for counters.
+    pub const ALL: [Self; 7] = [
+        Self::TooLong,
+        Self::NextOutOfRange,
+        Self::IndirectNotNegotiated,
+        Self::IndirectSize,
+        Self::IndirectNested,
+        Self::NotMapped,
+        Self::Order,
+    ];
+
+    /// The name of the counter.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::TooLong => "chain-too-long",
+            Self::NextOutOfRange => "chain-next-out-of-range",
+            Self::IndirectNotNegotiated => "chain-indirect-not-negotiated",
+            Self::IndirectSize => "chain-indirect-size",
+            Self::IndirectNested => "chain-indirect-nested",
+            Self::NotMapped => "chain-not-mapped",
+            Self::Order => "chain-order",
+        }
+    }
+}
+
+impl fmt::Display for BadChain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Host memory of buffers, in order. Holds one chain or, for receive, several one after the other.
+#[derive(Debug, Default)]
+pub struct Parts<'v> {
+    slices: Vec<VolatileSlice<'v>>,
+}
+
+impl<'v> Parts<'v> {
+    /// An empty list on the allocation of another, whose view may be gone.
+    pub fn recycle(mut old: Parts<'_>) -> Parts<'v> {
+        old.slices.clear();
+        // Collected in place: nothing is left to convert but the type.
+        let slices = old.slices.into_iter().map_while(|_| None).collect();
+        Parts { slices }
+    }
+
+    /// Removes all.
+    pub fn clear(&mut self) {
+        self.slices.clear();
+    }
+
+    /// Keeps the first `count` slices.
+    pub fn truncate(&mut self, count: usize) {
+        self.slices.truncate(count);
+    }
+
+    /// The slices.
+    pub fn slices(&self) -> &[VolatileSlice<'v>] {
+        &self.slices
+    }
+
+    /// Copies the first bytes out; what is left begins at the index that is returned. `None` when
+    /// there are fewer bytes than `out` takes.
+    pub fn take_front(&mut self, out: &mut [u8]) -> Option<usize> {
+        let mut done = 0;
+        for (index, slice) in self.slices.iter_mut().enumerate() {
+            let copied = slice.copy_to(out.get_mut(done..)?);
+            done += copied;
+            if copied < slice.len() {
+                *slice = slice.offset(copied).ok()?;
+                return Some(index);
+            }
+            if done == out.len() {
+                return Some(index + 1);
+            }
+        }
+        None
+    }
+
+    /// Copies bytes over the list from byte `offset` on. Answers how many fit.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> usize {
+        let (mut skip, mut done) = (offset, 0);
+        for slice in &self.slices {
+            let Ok(rest) = slice.offset(skip.min(slice.len())) else {
+                break;
+            };
+            skip -= skip.min(slice.len());
+            let Some(left) = bytes.get(done..) else {
+                break;
+            };
+            rest.copy_from(left);
+            done += rest.len().min(left.len());
+            if done == bytes.len() {
+                break;
+            }
+        }
+        done
+    }
+
+    fn push(
+        &mut self,
+        view: &'v DotView<'_>,
+        addr: u64,
+        len: u64,
+        write: bool,
+    ) -> Result<(), BadChain> {
+        let (access, permissions) = match write {
+            true => (Access::Write, Permissions::Write),
+            false => (Access::Read, Permissions::Read),
+        };
+        if let Ok(span) = view.translate(addr, len, access) {
+            self.slices.push(span.as_volatile_slice());
+            return Ok(());
+        }
+        // A buffer over several ranges, as behind a virtual IOMMU.
+        let count = usize::try_from(len).map_err(|_| BadChain::NotMapped)?;
+        let pieces = view
+            .get_slices(GuestAddress(addr), count, permissions)
+            .map_err(|_| BadChain::NotMapped)?;
+        for piece in pieces {
+            // Pages of a vIOMMU: 4 GiB of them in one descriptor would be a million.
+            if self.slices.len() >= MAX_SLICES {
+                return Err(BadChain::TooLong);
+            }
+            self.slices.push(piece.map_err(|_| BadChain::NotMapped)?);
+        }
+        Ok(())
+    }
+}
+
+/// Host pieces that one list holds at most.
+const MAX_SLICES: usize = 4 * MAX_DESCRIPTORS as usize;
+
+/// What a walk found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Walked {
+    /// Slices added that the device may read; those it may write follow.
+    pub readable_slices: usize,
+    /// Bytes the device may read.
+    pub readable: u64,
+    /// Bytes the device may write.
+    pub writable: u64,
+}
+
+/// Appends the buffers of the chain that begins at `head` to `parts`. On an error `parts` has
+/// grown by an unspecified number of slices.
+///
+/// # Errors
+/// [`BadChain`]; never more than [`MAX_DESCRIPTORS`] descriptors were read.
+pub fn walk<'v>(
+    view: &'v DotView<'_>,
+    table: &GuestArea<'v>,
+    size: u16,
+    head: u16,
+    indirect: bool,
+    parts: &mut Parts<'v>,
+) -> Result<Walked, BadChain> {
+    let mut walked = Walked::default();
+    let first = parts.slices.len();
+    let mut budget = u32::from(size).min(MAX_DESCRIPTORS);
+    let mut own_table = None;
+    let (mut entries, mut index) = (u32::from(size), u32::from(head));
+    loop {
+        if index >= entries {
+            return Err(BadChain::NextOutOfRange);
+        }
+        budget = budget.checked_sub(1).ok_or(BadChain::TooLong)?;
+        let table = own_table.as_ref().unwrap_or(table);
+        let descriptor: Descriptor = table
+            .read(u64::from(index) * DESCRIPTOR_BYTES)
+            .ok_or(BadChain::NotMapped)?;
+        let flags = descriptor.flags();
+        let (addr, len) = (descriptor.addr().0, descriptor.len());
+        if flags & INDIRECT != 0 {
+            if !indirect {
+                return Err(BadChain::IndirectNotNegotiated);
+            }
+            if own_table.is_some() || flags & NEXT != 0 {
+                return Err(BadChain::IndirectNested);
+            }
+            let bytes = u64::from(len);
+            entries = len / DESCRIPTOR_BYTES as u32;
+            if entries == 0 || bytes % DESCRIPTOR_BYTES != 0 || entries > 1 << 16 {
+                return Err(BadChain::IndirectSize);
+            }
+            if addr.checked_add(bytes - 1).is_none() {
+                return Err(BadChain::NotMapped);
+            }
+            own_table = Some(GuestArea::new(view, addr, bytes, Access::Read));
+            // A table of its own may be longer than a small queue.
+            (budget, index) = (entries.min(MAX_DESCRIPTORS), 0);
+            continue;
+        }
+        let write = flags & WRITE != 0;
+        if len != 0 {
+            if write {
+                walked.writable += u64::from(len);
+            } else if walked.writable != 0 {
+                return Err(BadChain::Order);
+            } else {
+                walked.readable += u64::from(len);
+            }
+            parts.push(view, addr, u64::from(len), write)?;
+            if !write {
+                walked.readable_slices = parts.slices.len() - first;
+            }
+        }
+        if flags & NEXT == 0 {
+            return Ok(walked);
+        }
+        index = u32::from(descriptor.next());
+    }
+}
+
+#[cfg(test)]
+#[path = "chain_tests.rs"]
+mod tests;
