@@ -25,7 +25,7 @@ class Function:
         wire = f"port = {self.port}" if self.port else 'network = "lab"'
         return (f'[[em]]\nname = "{self.em}"\n\n  [[em.function]]\n  name = "{self.name}"\n'
                 f'  kind = "virtio-net"\n  mac = "{self.mac}"\n  ip = "{self.ip}/24"\n  mtu = {self.mtu}\n'
-                f"  queue_pairs = {self.queue_pairs}\n  queue_size = {self.queue_size}\n  {wire}\n")
+                f"  queue_pairs = {self.queue_pairs}\n  queue_size = {self.queue_size}\n  speed_mbps = 25000\n  {wire}\n")
 
 
 class Dpu:

@@ -5,7 +5,7 @@ use super::control::{self, Settings};
 use super::features;
 use super::links::Links;
 use super::queue::{NetQueue, drop_reason};
-use super::receive::{self, Pool, Sink};
+use super::receive::{self, Learner, Pool, Sink};
 use super::transmit::{self, Limits};
 use crate::frame::Frame;
 use crate::offload::Receiver;
@@ -202,7 +202,7 @@ impl NetDevice {
     /// Without a driver frames go nowhere.
     fn discard(&mut self, links: &mut Links) -> bool {
         let mut frames = 0;
-        for link in links.split().0 {
+        for link in links.split().wires {
             frames += link.port.receive(BUDGET, &mut |_: &Frame<'_>| Rx::Taken);
         }
         if let Some(queue) = self.queues.first_mut() {
@@ -253,8 +253,13 @@ impl NetDevice {
             done += note(queue.index, sent)?;
             interrupt(queue, &view, signals);
         }
-        let (wires, recorders) = links.split();
-        for link in wires {
+        let split = links.split();
+        for link in split.wires {
+            let learner = Learner {
+                table: split.table,
+                slot: link.learning_slot(),
+                now: split.now,
+            };
             let mut sink = Sink {
                 view: &view,
                 queues,
@@ -267,7 +272,8 @@ impl NetDevice {
                 segmenter: &mut pool.segmenter,
                 blocked: &mut link.blocked,
                 segments_done: &mut link.segments_done,
-                recorders,
+                recorders: split.recorders,
+                learner,
                 error: None,
             };
             let received = link.port.receive(BUDGET, &mut sink);

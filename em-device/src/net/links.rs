@@ -2,6 +2,8 @@
 
 use super::Mac;
 use super::queue::drop_reason;
+use crate::flow::l2::MAX_LINKS;
+use crate::flow::{L2Header, LinkSet, MacTable};
 use crate::frame::Frame;
 use crate::port::{Port, TxError};
 use std::time::Instant;
@@ -27,6 +29,8 @@ pub struct Link {
     pub blocked: Option<Blocked>,
     /// Segments of the next frame that were delivered already.
     pub segments_done: usize,
+    /// Index in the table of addresses.
+    slot: usize,
     /// Whether something was sent since the last flush.
     dirty: bool,
 }
@@ -49,8 +53,14 @@ impl Link {
             peer,
             blocked: None,
             segments_done: 0,
+            slot: MAX_LINKS,
             dirty: false,
         }
+    }
+
+    /// Index under which addresses at the other end are to be learned, where they are not known.
+    pub fn learning_slot(&self) -> Option<usize> {
+        self.peer.is_none().then_some(self.slot)
     }
 
     fn send(&mut self, frame: &Frame<'_>) -> Result<(), TxError> {
@@ -71,13 +81,44 @@ pub enum Forwarded {
 }
 
 /// All wires of one function.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Links {
     wires: Vec<Link>,
     recorders: Vec<Link>,
+    table: MacTable,
+    now: Instant,
+}
+
+impl Default for Links {
+    fn default() -> Self {
+        Self {
+            wires: Vec::new(),
+            recorders: Vec::new(),
+            table: MacTable::default(),
+            now: Instant::now(),
+        }
+    }
+}
+
+/// The parts of [`Links`], to be used at the same time.
+#[derive(Debug)]
+pub struct Split<'a> {
+    /// Wires that carry frames.
+    pub wires: &'a mut [Link],
+    /// Wires that only record them.
+    pub recorders: &'a mut [Link],
+    /// Who is behind which wire.
+    pub table: &'a mut MacTable,
+    /// The time of this round.
+    pub now: Instant,
 }
 
 impl Links {
+    /// The time for the coming round; addresses are forgotten by it.
+    pub fn set_now(&mut self, now: Instant) {
+        self.now = now;
+    }
+
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = &Link> {
         self.wires.iter().chain(&self.recorders)
@@ -88,24 +129,42 @@ impl Links {
         self.wires.iter_mut().chain(&mut self.recorders)
     }
 
-    /// Wires that carry frames, and those that only record them.
-    pub fn split(&mut self) -> (&mut [Link], &mut [Link]) {
-        (&mut self.wires, &mut self.recorders)
+    /// The parts.
+    pub fn split(&mut self) -> Split<'_> {
+        Split {
+            wires: &mut self.wires,
+            recorders: &mut self.recorders,
+            table: &mut self.table,
+            now: self.now,
+        }
     }
 
-    /// Adds a wire; one of the same id is replaced. `recorder`: it only gets copies.
-    pub fn add(&mut self, link: Link, recorder: bool) {
+    /// Adds a wire; one of the same id is replaced. `recorder`: it only gets copies. `false` when
+    /// there are too many.
+    pub fn add(&mut self, mut link: Link, recorder: bool) -> bool {
         self.remove(link.id);
         if recorder {
             self.recorders.push(link);
-        } else {
-            self.wires.push(link);
+            return true;
         }
+        let free = (0..MAX_LINKS).find(|slot| self.wires.iter().all(|l| l.slot != *slot));
+        let Some(slot) = free.filter(|slot| self.table.add_link(*slot)) else {
+            return false;
+        };
+        link.slot = slot;
+        if let Some(peer) = link.peer {
+            self.table.set_static(peer, slot);
+        }
+        self.wires.push(link);
+        true
     }
 
     /// Removes a wire. Answers whether it was there.
     pub fn remove(&mut self, id: u32) -> bool {
         let before = self.iter().count();
+        for link in self.wires.iter().filter(|link| link.id == id) {
+            self.table.remove_link(link.slot);
+        }
         self.wires.retain(|link| link.id != id);
         self.recorders.retain(|link| link.id != id);
         self.iter().count() != before
@@ -121,22 +180,22 @@ impl Links {
 
     /// Sends a frame of the function. `last_try`: drop it where there is no room.
     pub fn forward(&mut self, frame: &Frame<'_>, last_try: bool) -> Forwarded {
-        let mut destination = [0; 6];
-        frame.copy_out(0, &mut destination);
-        let unicast = destination[0] & 1 == 0;
-        let to = self
-            .wires
-            .iter()
-            .position(|link| unicast && link.peer == Some(destination));
+        let mut start = [0; L2Header::BYTES];
+        let known = frame.copy_out(0, &mut start);
+        let to = L2Header::parse(start.get(..known).unwrap_or_default())
+            .map_or(LinkSet::EMPTY, |h| {
+                self.table.lookup(h.destination, h.vlan, self.now)
+            });
+        let only = to.len() == 1;
         let mut outcome = Forwarded::Dropped(drop_reason::NO_PORT);
-        for (index, link) in self.wires.iter_mut().enumerate() {
-            if to.is_some_and(|to| to != index) {
+        for link in &mut self.wires {
+            if !to.contains(link.slot) {
                 continue;
             }
             match link.send(frame) {
                 Ok(()) => outcome = Forwarded::Sent,
                 // A frame for many does not wait for the slowest.
-                Err(TxError::Full) if to.is_some() && !last_try => return Forwarded::Full,
+                Err(TxError::Full) if only && !last_try => return Forwarded::Full,
                 Err(error) => {
                     if outcome != Forwarded::Sent {
                         outcome = Forwarded::Dropped(reason(error));

@@ -5,6 +5,7 @@ use super::header::{self, HEADER_BYTES};
 use super::links::{self, Blocked, Link};
 use super::queue::{Counters, NetQueue, drop_reason};
 use super::steer::{self, STEER_BYTES};
+use crate::flow::{L2Header, MacTable};
 use crate::frame::{Frame, FrameMeta};
 use crate::offload::{Needs, Receiver, Segmenter, finished_checksum};
 use crate::port::{Rx, RxSink};
@@ -27,6 +28,25 @@ pub struct Pool {
     pub heads: Vec<(u16, u64)>,
     /// Segments of a frame.
     pub segmenter: Segmenter,
+}
+
+/// Notes who is behind the wire.
+#[derive(Debug)]
+pub struct Learner<'s> {
+    /// Addresses of the function's wires.
+    pub table: &'s mut MacTable,
+    /// The wire; `None` when it is known who is there.
+    pub slot: Option<usize>,
+    /// The time of this round.
+    pub now: Instant,
+}
+
+impl Learner<'_> {
+    fn learn(&mut self, start: &[u8]) {
+        if let (Some(slot), Some(header)) = (self.slot, L2Header::parse(start)) {
+            self.table.learn(header.source, header.vlan, slot, self.now);
+        }
+    }
 }
 
 /// Takes the frames of one wire for one burst.
@@ -53,6 +73,8 @@ pub struct Sink<'s, 'v> {
     pub blocked: &'s mut Option<Blocked>,
     /// State of the wire.
     pub segments_done: &'s mut usize,
+    /// Who is behind the wire.
+    pub learner: Learner<'s>,
     /// Wires that only record.
     pub recorders: &'s mut [Link],
     /// The queue that cannot go on, and why.
@@ -95,6 +117,7 @@ impl RxSink for Sink<'_, '_> {
         let mut start = [0; STEER_BYTES];
         let known = frame.copy_out(0, &mut start);
         let start = start.get(..known).unwrap_or_default();
+        self.learner.learn(start);
         let pair = match self.settings.pairs {
             0 | 1 => 0,
             pairs => (steer::flow_hash(start) % u32::from(pairs)) as u16,

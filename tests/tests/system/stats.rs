@@ -75,7 +75,8 @@ fn status_functions_and_stats_agree_on_the_life_cycle() {
     pair.works();
     assert_eq!(state(&pair), "running");
     let stats = pair.dpu.function_stats(0).unwrap();
-    assert_eq!(stats["features"].as_u64(), Some(pair.a.features), "{stats}");
+    let features = format!("{:#x}", pair.a.features);
+    assert_eq!(stats["features"], features.as_str(), "{stats}");
     assert!(stats["dma_bytes"].as_u64() >= Some(48 << 20), "{stats}");
     let status = pair.dpu.ctl(&["status"]).unwrap();
     assert_eq!(status["ems"].as_array().map(Vec::len), Some(2), "{status}");

@@ -1,99 +1,193 @@
-//! A TAP interface of the host, with offloads: the host's network stack is the peer.
+//! A TAP interface of the host as a port.
+//!
+//! Frames cross with the virtio-net header, so that checksums and TCP segmentation are left to the
+//! host's stack, or to whoever receives the frame in the end.
 
-mod ioctl;
+mod sys;
 
-use std::fs::File;
-use std::io::{ErrorKind, IoSlice, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
-
-use m2m_fabric::proto::LinkStats;
-use thiserror::Error;
-use vm_memory::VolatileSlice;
-
+use self::sys::{HEADER, MAX_PIECES};
 use super::counters::Counters;
 use super::{Port, Rx, RxSink, TxError};
 use crate::frame::{Frame, FrameMeta, MAX_FRAME, MIN_FRAME};
-use crate::net::header::{self, HEADER_BYTES};
+use m2m_fabric::proto::LinkStats;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::time::Timespec;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use thiserror::Error;
+use vm_memory::VolatileSlice;
 
-/// Why a TAP interface cannot be used.
+/// Longest interface name in bytes.
+const MAX_NAME: usize = libc::IFNAMSIZ - 1;
+
+/// Why a TAP interface could not be opened.
 #[derive(Debug, Error)]
 pub enum TapError {
-    /// The name is not one.
-    #[error("`{0}` is no interface name; 1 to 15 bytes without `/` and spaces are")]
+    /// The kernel would refuse it, or make another name of it.
+    #[error(
+        "{0:?} is no interface name: it must have 1 to {MAX_NAME} bytes, without spaces, '/', ':' or '%'"
+    )]
     Name(String),
-    /// No TUN driver.
-    #[error("cannot open /dev/net/tun: {0}; is the module `tun` loaded?")]
-    Device(#[source] std::io::Error),
-    /// The kernel refused the interface.
-    #[error("cannot use the TAP interface {name}: {why}")]
-    Attach {
-        /// Its name.
-        name: String,
-        /// What to do about it.
-        why: String,
-    },
+    /// No TAPs here, or none for us.
+    #[error("cannot open /dev/net/tun: {0}")]
+    Device(#[source] Errno),
+    /// Making one needs CAP_NET_ADMIN; using one that root made needs to be its owner.
+    #[error(
+        "no permission for the TAP interface {0}: create it for this user first (`ip tuntap add {0} mode tap user NAME`) or run with CAP_NET_ADMIN"
+    )]
+    Permission(String),
+    /// Another process has it.
+    #[error("the TAP interface {0} is in use by another process")]
+    Busy(String),
+    /// The name is taken by something else.
+    #[error("the interface {0} exists and is not a TAP with one queue")]
+    OtherKind(String),
+    /// Anything else.
+    #[error("cannot create the TAP interface {0}: {1}")]
+    Create(String, #[source] Errno),
+    /// The descriptor is something else.
+    #[error("the descriptor is not an open TAP: {0}")]
+    NotTap(#[source] Errno),
+    /// The descriptor was opened in another way.
+    #[error("the TAP was opened without IFF_TAP, IFF_NO_PI or IFF_VNET_HDR")]
+    Mode,
+    /// The kernel refused what the port needs.
+    #[error("cannot set up the TAP interface {0}: {1}")]
+    Setup(String, #[source] Errno),
 }
 
-/// One queue of a TAP interface. The interface is made when it does not exist, and then goes with the port.
+/// A TAP interface.
 #[derive(Debug)]
 pub struct TapPort {
     name: String,
-    file: File,
-    /// What was read and not taken yet: a header and a frame.
-    waiting: Option<usize>,
+    tap: OwnedFd,
+    /// Watches the TAP only while armed: the TAP itself would stay readable, and keep everybody
+    /// awake, while the sink has no room.
+    wake: OwnedFd,
+    /// A frame that was read, with its header, and how long it is in all.
+    buf: Box<[u8]>,
+    pending: usize,
+    /// The sink did not want it.
     held: bool,
-    input: Vec<u8>,
-    output: Vec<u8>,
+    armed: bool,
+    /// For frames in more pieces than one call writes.
+    joined: Vec<u8>,
     counters: Counters,
+    down: Option<String>,
 }
 
 impl TapPort {
-    /// Attaches to the interface `name`.
+    /// Opens the interface `name`, creates it if there is none, and sets it up where it may.
+    ///
+    /// # Errors
+    /// See [`TapError`].
     pub fn open(name: &str) -> Result<Self, TapError> {
-        let bad = |c: char| c == '/' || c.is_whitespace() || c == '%';
-        if name.is_empty() || name.len() > 15 || name.contains(bad) {
+        let allowed = |byte: u8| byte.is_ascii_graphic() && !b"/:%".contains(&byte);
+        if !(1..=MAX_NAME).contains(&name.len())
+            || !name.bytes().all(allowed)
+            || matches!(name, "." | "..")
+        {
             return Err(TapError::Name(name.into()));
         }
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .open("/dev/net/tun")
-            .map_err(TapError::Device)?;
-        ioctl::attach(&file, name, HEADER_BYTES).map_err(|e| TapError::Attach {
-            name: name.into(),
-            why: match e.raw_os_error() {
-                Some(libc::EPERM) => "not permitted; run as root, or give the interface to this user (ip tuntap add … user)".into(),
-                Some(libc::EBUSY) => "it is in use by another program".into(),
-                Some(libc::EINVAL) => "an interface of that name exists and is no TAP with these settings".into(),
-                _ => e.to_string(),
-            },
-        })?;
-        rustix::io::ioctl_fionbio(&file, true).map_err(|e| TapError::Attach {
-            name: name.into(),
-            why: e.to_string(),
-        })?;
+        let port = Self::from_fd(sys::open(name)?)?;
+        // An owner without CAP_NET_ADMIN may use the interface but not set it up; then the host's
+        // administrator does.
+        if let Err(error) = sys::set_up(&port.name) {
+            log::info!("the TAP interface {name} is left as it is: {error}");
+        }
+        Ok(port)
+    }
+
+    /// Takes an open TAP, with `IFF_NO_PI` and `IFF_VNET_HDR`.
+    ///
+    /// # Errors
+    /// The descriptor is something else, or the kernel refuses the offloads.
+    pub fn from_fd(tap: OwnedFd) -> Result<Self, TapError> {
+        let name = sys::check(tap.as_fd())?;
+        let setup = |error| TapError::Setup(name.clone(), error);
+        sys::configure(tap.as_fd()).map_err(setup)?;
+        let wake = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(setup)?;
+        let data = EventData::new_u64(0);
+        epoll::add(&wake, &tap, data, EventFlags::empty()).map_err(setup)?;
         Ok(Self {
-            name: format!("tap {name}"),
-            file,
-            waiting: None,
+            name,
+            tap,
+            wake,
+            buf: vec![0; HEADER + MAX_FRAME].into_boxed_slice(),
+            pending: 0,
             held: false,
-            input: vec![0; HEADER_BYTES + MAX_FRAME],
-            output: Vec::new(),
+            armed: false,
+            joined: Vec::new(),
             counters: Counters::default(),
+            down: None,
         })
     }
 
-    /// Reads the next frame when none waits.
-    fn fill(&mut self) -> bool {
-        while self.waiting.is_none() {
-            match self.file.read(&mut self.input) {
-                Ok(n) if n >= HEADER_BYTES + MIN_FRAME => self.waiting = Some(n),
+    fn watch(&self, events: EventFlags) {
+        if let Err(error) = epoll::modify(&self.wake, &self.tap, EventData::new_u64(0), events) {
+            log::error!("cannot watch the TAP interface {}: {error}", self.name);
+        }
+    }
+
+    fn go_down(&mut self, error: Errno) {
+        let reason = if error == Errno::BADFD {
+            "the interface was removed".to_owned()
+        } else {
+            error.to_string()
+        };
+        log::error!("TAP interface {} goes down: {reason}", self.name);
+        self.down = Some(reason);
+        self.watch(EventFlags::empty());
+    }
+
+    /// Makes sure that a frame is in the buffer. Returns false when there is none.
+    fn read(&mut self) -> bool {
+        while self.pending == 0 && self.down.is_none() {
+            match rustix::io::read(&self.tap, &mut self.buf[..]) {
+                Ok(len) if len >= HEADER + MIN_FRAME => self.pending = len,
                 Ok(_) => self.counters.dropped("bad_length"),
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return false,
+                Err(Errno::AGAIN) => return false,
+                Err(Errno::INTR) => {}
+                // The interface is not up.
+                Err(Errno::IO) => return false,
+                Err(error) => self.go_down(error),
             }
         }
-        true
+        self.pending > 0
+    }
+}
+
+fn to_header(meta: &FrameMeta) -> [u8; HEADER] {
+    let [h0, h1] = meta.hdr_len.to_ne_bytes();
+    let [g0, g1] = meta.gso_size.to_ne_bytes();
+    let [s0, s1] = meta.csum_start.to_ne_bytes();
+    let [o0, o1] = meta.csum_offset.to_ne_bytes();
+    [
+        meta.flags & (FrameMeta::NEEDS_CSUM | FrameMeta::DATA_VALID),
+        meta.gso_type,
+        h0,
+        h1,
+        g0,
+        g1,
+        s0,
+        s1,
+        o0,
+        o1,
+        0,
+        0,
+    ]
+}
+
+fn from_header(header: &[u8; HEADER]) -> FrameMeta {
+    let [flags, gso_type, h0, h1, g0, g1, s0, s1, o0, o1, _, _] = *header;
+    FrameMeta {
+        flags: flags & (FrameMeta::NEEDS_CSUM | FrameMeta::DATA_VALID),
+        gso_type,
+        hdr_len: u16::from_ne_bytes([h0, h1]),
+        gso_size: u16::from_ne_bytes([g0, g1]),
+        csum_start: u16::from_ne_bytes([s0, s1]),
+        csum_offset: u16::from_ne_bytes([o0, o1]),
     }
 }
 
@@ -103,29 +197,39 @@ impl Port for TapPort {
     }
 
     fn transmit(&mut self, frame: &Frame<'_>) -> Result<(), TxError> {
+        if self.down.is_some() {
+            self.counters.dropped("no_carrier");
+            return Err(TxError::Down);
+        }
         if !(MIN_FRAME..=MAX_FRAME).contains(&frame.len()) {
             self.counters.dropped("bad_length");
             return Err(TxError::TooLong);
         }
-        self.output.clear();
-        frame.append_to(&mut self.output);
-        let head = header::emit(&frame.meta, 0);
-        match (&self.file).write_vectored(&[IoSlice::new(&head), IoSlice::new(&self.output)]) {
+        let header = to_header(&frame.meta);
+        let written = if frame.parts().len() <= MAX_PIECES {
+            sys::write(self.tap.as_fd(), &header, frame.parts())
+        } else {
+            self.joined.clear();
+            frame.append_to(&mut self.joined);
+            let parts = [VolatileSlice::from(&mut self.joined[..])];
+            sys::write(self.tap.as_fd(), &header, &parts)
+        };
+        match written {
             Ok(_) => {
                 self.counters.sent(frame.len());
-                Ok(())
+                return Ok(());
             }
-            // The kernel refuses what its stack cannot take; so would a cable.
-            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-                self.counters.dropped("refused");
-                Err(TxError::TooLong)
-            }
-            // A host interface that is down (EIO) or congested does not hold up the guest.
-            Err(_) => {
-                self.counters.dropped("interface_down");
-                Err(TxError::Down)
+            // Nobody would tell us when there is room again, and the host's queue is not ours to
+            // wait for: a wire would have lost the frame too.
+            Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => self.counters.dropped("host_full"),
+            Err(Errno::IO) => self.counters.dropped("interface_not_up"),
+            Err(Errno::INVAL | Errno::FAULT) => self.counters.dropped("refused_by_host"),
+            Err(error) => {
+                self.go_down(error);
+                self.counters.dropped("no_carrier");
             }
         }
+        Err(TxError::Down)
     }
 
     fn flush(&mut self) {}
@@ -133,47 +237,59 @@ impl Port for TapPort {
     fn receive(&mut self, budget: usize, sink: &mut dyn RxSink) -> usize {
         self.held = false;
         let mut count = 0;
-        while count < budget && self.fill() {
-            let Some((head, frame)) = self
-                .waiting
-                .and_then(|n| self.input.get_mut(..n))
-                .and_then(|bytes| bytes.split_first_chunk_mut::<HEADER_BYTES>())
-            else {
+        while count < budget && self.read() {
+            let pending = self.buf.get_mut(..self.pending).unwrap_or_default();
+            let Some((header, bytes)) = pending.split_first_chunk_mut::<HEADER>() else {
                 break;
             };
-            let mut meta = header::parse(head);
-            meta.flags = head[0] & (FrameMeta::NEEDS_CSUM | FrameMeta::DATA_VALID);
-            if meta.check(frame.len()).is_err() {
-                self.counters.dropped("bad_offload");
-                self.waiting = None;
-                count += 1;
-                continue;
-            }
-            let len = frame.len();
-            if sink.frame(&Frame::new(meta, &[VolatileSlice::from(frame)])) == Rx::Later {
+            let meta = from_header(header);
+            let len = bytes.len();
+            if meta.check(len).is_err() {
+                self.counters.dropped("bad_offloads");
+            } else if sink.frame(&Frame::new(meta, &[VolatileSlice::from(bytes)])) == Rx::Taken {
+                self.counters.received(len);
+            } else {
                 self.held = true;
                 break;
             }
-            self.waiting = None;
-            self.counters.received(len);
+            self.pending = 0;
             count += 1;
         }
         count
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        // While a frame is held back, more of them are no reason to wake.
-        (!self.held).then(|| self.file.as_fd())
+        Some(self.wake.as_fd())
     }
 
     fn arm(&mut self) -> bool {
-        !self.held && self.fill()
+        if self.down.is_some() || self.held {
+            return false;
+        }
+        let mut fds = [PollFd::new(&self.tap, PollFlags::IN)];
+        let waiting = self.pending > 0
+            || (poll(&mut fds, Some(&Timespec::default())).is_ok()
+                && fds.iter().all(|fd| fd.revents().contains(PollFlags::IN)));
+        if !waiting {
+            self.armed = true;
+            self.watch(EventFlags::IN);
+        }
+        waiting
     }
 
-    fn disarm(&mut self) {}
+    fn disarm(&mut self) {
+        if self.armed {
+            self.armed = false;
+            self.watch(EventFlags::empty());
+        }
+    }
 
     fn carrier(&self) -> bool {
-        true
+        self.down.is_none()
+    }
+
+    fn down_reason(&self) -> Option<String> {
+        self.down.clone()
     }
 
     fn stats(&self) -> LinkStats {
@@ -186,79 +302,4 @@ impl Port for TapPort {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::port::shm::test_support::{send, take};
-    use std::net::UdpSocket;
-    use std::process::Command;
-    use std::time::{Duration, Instant};
-
-    fn ip(words: &str) {
-        let done = Command::new("ip").args(words.split(' ')).status().unwrap();
-        assert!(done.success(), "ip {words}");
-    }
-
-    #[test]
-    fn names_that_are_none_are_refused() {
-        for name in ["", "a/b", "a b", "tap%d", "sixteen-bytes-is"] {
-            assert!(
-                matches!(TapPort::open(name), Err(TapError::Name(_))),
-                "{name}"
-            );
-        }
-    }
-
-    #[test]
-    fn frames_travel_between_the_port_and_the_hosts_stack() {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("NOT RUN: making a TAP interface needs root");
-            return;
-        }
-        let name = format!("ddt{}", std::process::id());
-        let mut port = TapPort::open(&name).unwrap();
-        let busy = TapPort::open(&name).unwrap_err().to_string();
-        assert!(busy.contains("in use"), "{busy}");
-        ip(&format!("link set {name} up"));
-        ip(&format!("addr add 192.0.2.1/24 dev {name}"));
-        ip(&format!(
-            "neigh add 192.0.2.2 lladdr 02:00:00:00:00:02 dev {name}"
-        ));
-        let socket = UdpSocket::bind("192.0.2.1:0").unwrap();
-        socket.send_to(b"to the guest", "192.0.2.2:9").unwrap();
-        let deadline = Instant::now() + Duration::from_secs(10);
-        let (meta, frame) = loop {
-            assert!(
-                Instant::now() < deadline,
-                "the datagram comes out of the port"
-            );
-            let frames = take(&mut port, 1);
-            if let Some(found) = frames
-                .into_iter()
-                .find(|(_, f)| f.ends_with(b"to the guest"))
-            {
-                break found;
-            }
-            port.arm();
-            std::thread::sleep(Duration::from_millis(5));
-        };
-        assert!(
-            meta.needs_csum(),
-            "the host leaves the checksum to the port"
-        );
-        // The same datagram back: addresses and ports swapped keep the checksum's facts right.
-        let mut back = frame.clone();
-        back[..6].copy_from_slice(&frame[6..12]);
-        back[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
-        back[26..30].copy_from_slice(&frame[30..34]);
-        back[30..34].copy_from_slice(&frame[26..30]);
-        back[34..36].copy_from_slice(&frame[36..38]);
-        back[36..38].copy_from_slice(&frame[34..36]);
-        socket
-            .set_read_timeout(Some(Duration::from_secs(10)))
-            .unwrap();
-        send(&mut port, meta, &back).unwrap();
-        let mut data = [0; 64];
-        let n = socket.recv(&mut data).unwrap();
-        assert_eq!(&data[..n], b"to the guest");
-    }
-}
+mod tests;
