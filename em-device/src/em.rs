@@ -198,12 +198,13 @@ impl Shared {
         let (id, function) = (spec.id, spec.function);
         let added = self.worker.run(move |state| {
             let function = state.functions.get_mut(&function)?;
-            function.links.add(Link::new(id, port, peer), recorder);
-            Some(())
+            Some(function.links.add(Link::new(id, port, peer), recorder))
         });
-        added
-            .flatten()
-            .ok_or_else(|| format!("there is no function {function} for link {id}"))
+        match added.flatten() {
+            Some(true) => Ok(()),
+            Some(false) => Err(format!("function {function} has no room for link {id}")),
+            None => Err(format!("there is no function {function} for link {id}")),
+        }
     }
 
     fn remove_link(&self, id: u32) -> Result<(), String> {

@@ -19,7 +19,6 @@ pub mod offload;
 pub mod port;
 pub mod virtio;
 pub mod worker;
-pub mod worker;
 
 pub use em::Em;
 

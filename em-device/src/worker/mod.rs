@@ -1,233 +1,289 @@
-//! The data path: one thread that moves the frames of all functions of this EM.
+//! The data path's thread: one loop over all functions of an EM.
 //!
-//! The thread owns queues and wires outright, so nothing on a frame's way takes a lock. Whoever wants
-//! something of them sends a closure with [`Worker::run`] and waits for its answer; the closure runs
-//! between two rounds, so when it has run, no round still uses what it took away.
-//!
-//! * [`datapath`]: what the thread owns, and a round over it;
-//! * [`idle`]: how long to look for work before sleeping.
+//! It polls while there is work and for a short, adaptive window after. Then it asks every queue and wire for a
+//! notification, looks once more, and sleeps on file descriptors. What belongs to a queue belongs to this
+//! thread alone; others change it by sending a task ([`Handle::run`]) that runs between two rounds.
 
-pub mod datapath;
-pub mod idle;
+mod spin;
 
-use datapath::DataPath;
-use idle::PollWindow;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a caller waits for the data path. A round takes far less; a VMM gives up after 5 s.
-const ANSWER: Duration = Duration::from_secs(3);
+use m2m_fabric::proto::EmStats;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-/// Why something asked of the data path did not come about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum WorkerError {
-    /// The thread has ended.
-    #[error("the data path has ended")]
-    Gone,
-    /// No answer in time; it may still happen.
-    #[error("the data path did not answer within {ANSWER:?}")]
-    Slow,
-}
+use crate::net::device::NetDevice;
+use crate::net::links::Links;
+use spin::Spin;
 
-type Command = Box<dyn FnOnce(&mut DataPath) + Send>;
-
-/// What the thread and its callers share.
+/// A function on the data path, with its wires.
 #[derive(Debug)]
-struct Shared {
-    /// Wakes the thread.
-    bell: OwnedFd,
-    /// Set while the thread sleeps or is about to.
-    sleeping: AtomicBool,
-    stop: AtomicBool,
-    progress: AtomicU64,
-    backlog: AtomicBool,
-    wakeups: AtomicU64,
+pub struct Function {
+    /// The device.
+    pub device: NetDevice,
+    /// Its wires.
+    pub links: Links,
 }
 
-impl Shared {
-    /// Wakes the thread if it sleeps. What the caller wrote before is seen by the thread before it
-    /// sleeps: it says that it sleeps first and looks for work then.
-    fn kick(&self) {
-        if self.sleeping.swap(false, Ordering::SeqCst) {
-            // Only a full counter can fail, and that wakes as well.
-            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+/// Everything that the worker owns.
+#[derive(Debug, Default)]
+pub struct State {
+    /// Functions by id.
+    pub functions: BTreeMap<u32, Function>,
+    wakeups: u64,
+    bursts: u64,
+}
+
+impl State {
+    /// All counters; what only the endpoint knows (DMA ranges) is left zero.
+    pub fn stats(&self) -> EmStats {
+        let links = self.functions.values().flat_map(|f| f.links.iter());
+        EmStats {
+            functions: self.functions.values().map(|f| f.device.stats()).collect(),
+            links: links
+                .map(|link| {
+                    let mut stats = link.port.stats();
+                    stats.link = link.id;
+                    stats
+                })
+                .collect(),
+            wakeups: self.wakeups,
+            bursts: self.bursts,
         }
+    }
+
+    fn turn(&mut self) -> bool {
+        let now = Instant::now();
+        self.functions.values_mut().fold(false, |worked, f| {
+            f.links.set_now(now);
+            f.device.turn(&mut f.links) | worked
+        })
+    }
+
+    fn arm(&mut self) -> bool {
+        self.functions
+            .values_mut()
+            .any(|f| f.device.arm(&mut f.links))
+    }
+
+    fn disarm(&mut self) {
+        self.functions
+            .values_mut()
+            .for_each(|f| f.device.disarm(&mut f.links));
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        self.functions
+            .values()
+            .filter_map(|f| f.device.patience(&f.links))
+            .min()
+    }
+
+    fn has_backlog(&self) -> bool {
+        self.functions
+            .values()
+            .any(|f| f.device.has_backlog(&f.links))
     }
 }
 
-/// The handle on the data path's thread. Dropping it ends the thread.
+type Task = Box<dyn FnOnce(&mut State) + Send>;
+
+#[derive(Debug)]
+struct Shared {
+    bell: OwnedFd,
+    asleep: AtomicBool,
+    progress: AtomicU64,
+    backlog: AtomicBool,
+}
+
+/// Reaches the worker from other threads.
+#[derive(Clone)]
+pub struct Handle {
+    tasks: mpsc::Sender<Task>,
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handle")
+            .field("shared", &self.shared)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Handle {
+    /// Runs a task between two rounds and waits for its result; `None` when the worker ended.
+    pub fn run<R: Send + 'static>(
+        &self,
+        task: impl FnOnce(&mut State) -> R + Send + 'static,
+    ) -> Option<R> {
+        let (tx, rx) = mpsc::sync_channel(1);
+        self.tasks
+            .send(Box::new(move |state| {
+                // Nobody waits any more: then nobody needs the result.
+                let _ = tx.send(task(state));
+            }))
+            .ok()?;
+        self.kick();
+        rx.recv().ok()
+    }
+
+    /// Wakes the worker when it sleeps: a queue was notified, or a task was sent.
+    pub fn kick(&self) {
+        // Orders what the caller published before the look at the sleeper; the worker orders its mark before
+        // its last look for work. One of the two sees the other.
+        fence(Ordering::SeqCst);
+        if self.shared.asleep.load(Ordering::Relaxed) {
+            // A full counter wakes as well.
+            let _ = rustix::io::write(&self.shared.bell, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Bursts of work done, and whether work is known that was not done; for the heartbeat.
+    pub fn progress(&self) -> (u64, bool) {
+        let shared = &self.shared;
+        (
+            shared.progress.load(Ordering::Relaxed),
+            shared.backlog.load(Ordering::Relaxed),
+        )
+    }
+}
+
+/// The thread. Ends when every [`Handle`] is gone.
 #[derive(Debug)]
 pub struct Worker {
-    shared: Arc<Shared>,
-    commands: Sender<Command>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: JoinHandle<()>,
 }
 
 impl Worker {
-    /// Starts the thread. `poll` is the longest time that it looks for work before it sleeps.
-    ///
-    /// # Errors
-    /// The system has no descriptor or thread to give.
-    pub fn start(poll: Duration) -> std::io::Result<Self> {
+    /// Starts the thread. `poll`: how long it looks for work at the most before it sleeps.
+    pub fn start(poll: Duration) -> std::io::Result<(Self, Handle)> {
+        let (tasks, inbox) = mpsc::channel();
         let shared = Arc::new(Shared {
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            sleeping: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
             progress: AtomicU64::new(0),
             backlog: AtomicBool::new(false),
-            wakeups: AtomicU64::new(0),
         });
-        let (commands, receiver) = mpsc::channel();
-        let of_thread = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name("data-path".to_owned())
-            .spawn(move || run(&of_thread, &receiver, PollWindow::new(poll)))?;
-        Ok(Self {
-            shared,
-            commands,
-            thread: Mutex::new(Some(thread)),
-        })
-    }
-
-    /// A driver notified: look at the queues.
-    pub fn kick(&self) {
-        self.shared.kick();
-    }
-
-    /// Runs `work` on the data path's thread between two rounds and waits for its answer.
-    ///
-    /// # Errors
-    /// [`WorkerError`].
-    pub fn run<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&mut DataPath) -> T + Send + 'static,
-    ) -> Result<T, WorkerError> {
-        let (answer, receiver) = mpsc::sync_channel(1);
-        let command: Command = Box::new(move |path| {
-            // Nobody waits any more when this fails.
-            let _ = answer.send(work(path));
-        });
-        self.commands.send(command).map_err(|_| WorkerError::Gone)?;
-        self.shared.kick();
-        receiver.recv_timeout(ANSWER).map_err(|error| match error {
-            mpsc::RecvTimeoutError::Timeout => WorkerError::Slow,
-            mpsc::RecvTimeoutError::Disconnected => WorkerError::Gone,
-        })
-    }
-
-    /// Rounds that did something, since start.
-    pub fn progress(&self) -> u64 {
-        self.shared.progress.load(Ordering::Relaxed)
-    }
-
-    /// Whether the data path knows of work it could not do yet.
-    pub fn has_backlog(&self) -> bool {
-        self.shared.backlog.load(Ordering::Relaxed)
-    }
-
-    /// Times the thread slept and was woken.
-    pub fn wakeups(&self) -> u64 {
-        self.shared.wakeups.load(Ordering::Relaxed)
-    }
-
-    /// Ends the thread; what it owns is dropped.
-    pub fn stop(&self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.kick();
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(thread) = thread {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        self.stop();
-    }
-}
-
-fn run(shared: &Shared, commands: &Receiver<Command>, mut window: PollWindow) {
-    let mut path = DataPath::default();
-    let mut idle_since: Option<Instant> = None;
-    loop {
-        let now = Instant::now();
-        if !obey(shared, commands, &mut path) {
-            return;
-        }
-        if path.turn(now) {
-            shared.progress.fetch_add(1, Ordering::Relaxed);
-            idle_since = None;
-            continue;
-        }
-        let since = *idle_since.get_or_insert(now);
-        if now.duration_since(since) < window.get() {
-            // On a busy host the guest that makes the work needs this core.
-            std::thread::yield_now();
-            continue;
-        }
-        idle_since = None;
-        // Said before the last look: who sees it unset was looked at, who sees it set rings.
-        shared.sleeping.store(true, Ordering::SeqCst);
-        let work = path.arm();
-        shared.backlog.store(path.has_backlog(), Ordering::Relaxed);
-        let told = work || shared.stop.load(Ordering::SeqCst);
-        let command = match commands.try_recv() {
-            Ok(command) => Some(command),
-            Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => return,
+        let handle = Handle {
+            tasks,
+            shared: shared.clone(),
         };
-        if told || command.is_some() {
-            shared.sleeping.store(false, Ordering::SeqCst);
-        } else {
-            let slept = sleep(shared, &path);
-            shared.sleeping.store(false, Ordering::SeqCst);
-            shared.wakeups.fetch_add(1, Ordering::Relaxed);
-            window.slept(slept);
-        }
-        path.disarm();
-        if let Some(command) = command {
-            command(&mut path);
+        let thread = std::thread::Builder::new()
+            .name("data-path".into())
+            .spawn(move || {
+                Loop {
+                    state: State::default(),
+                    shared,
+                    inbox,
+                    spin: Spin::new(poll),
+                }
+                .run()
+            })?;
+        Ok((Self { thread }, handle))
+    }
+
+    /// Waits for the end, after the last handle was dropped.
+    pub fn join(self) {
+        if self.thread.join().is_err() {
+            log::error!("the data path's thread panicked");
         }
     }
 }
 
-/// Does what was asked; `false` when the thread is to end.
-fn obey(shared: &Shared, commands: &Receiver<Command>, path: &mut DataPath) -> bool {
-    loop {
-        match commands.try_recv() {
-            Ok(command) => command(path),
-            Err(TryRecvError::Empty) => return !shared.stop.load(Ordering::Relaxed),
-            Err(TryRecvError::Disconnected) => return false,
-        }
-    }
+struct Loop {
+    state: State,
+    shared: Arc<Shared>,
+    inbox: mpsc::Receiver<Task>,
+    spin: Spin,
 }
 
-/// Sleeps until a bell rings or patience ends.
-fn sleep(shared: &Shared, path: &DataPath) -> Duration {
-    let began = Instant::now();
-    let timeout = path.patience().and_then(|t| Timespec::try_from(t).ok());
-    let mut fds = vec![PollFd::new(&shared.bell, PollFlags::IN)];
-    fds.extend(
-        path.wake_fds()
-            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
-    );
-    // An interrupted sleep is a short one.
-    let _ = poll(&mut fds, timeout.as_ref());
-    if fds.first().is_some_and(|bell| !bell.revents().is_empty()) {
+impl Loop {
+    fn run(mut self) {
+        let mut idle_since = None;
+        loop {
+            let Some(tasks) = self.run_tasks() else {
+                return;
+            };
+            if self.state.turn() || tasks {
+                self.state.bursts += 1;
+                self.shared
+                    .progress
+                    .store(self.state.bursts, Ordering::Relaxed);
+                idle_since = None;
+                continue;
+            }
+            let since = *idle_since.get_or_insert_with(Instant::now);
+            if since.elapsed() < self.spin.window() {
+                std::hint::spin_loop();
+                continue;
+            }
+            self.shared
+                .backlog
+                .store(self.state.has_backlog(), Ordering::Relaxed);
+            self.sleep();
+            idle_since = None;
+        }
+    }
+
+    /// Runs what was sent; `None` when nobody can send any more.
+    fn run_tasks(&mut self) -> Option<bool> {
+        let mut any = false;
+        loop {
+            match self.inbox.try_recv() {
+                Ok(task) => {
+                    task(&mut self.state);
+                    any = true;
+                }
+                Err(mpsc::TryRecvError::Empty) => return Some(any),
+                Err(mpsc::TryRecvError::Disconnected) => return None,
+            }
+        }
+    }
+
+    fn sleep(&mut self) {
+        self.shared.asleep.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        // The last look: queues and wires in `arm`, tasks by trying one.
+        let busy = self.state.arm();
+        match self.inbox.try_recv() {
+            Ok(task) => task(&mut self.state),
+            Err(_) if busy => {}
+            Err(mpsc::TryRecvError::Disconnected) => {}
+            Err(mpsc::TryRecvError::Empty) => {
+                let begin = Instant::now();
+                self.wait();
+                self.spin.slept(begin.elapsed());
+                self.state.wakeups += 1;
+            }
+        }
+        self.shared.asleep.store(false, Ordering::Relaxed);
+        self.state.disarm();
+    }
+
+    fn wait(&self) {
+        let functions = self.state.functions.values();
+        let wires: Vec<BorrowedFd<'_>> = functions
+            .flat_map(|f| f.links.iter())
+            .filter_map(|link| link.port.wake_fd())
+            .collect();
+        let mut fds: Vec<PollFd<'_>> = std::iter::once(self.shared.bell.as_fd())
+            .chain(wires)
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        let timeout = self.state.patience().map(|d| Timespec {
+            tv_sec: d.as_secs() as i64,
+            tv_nsec: i64::from(d.subsec_nanos()),
+        });
+        // A failed wait (only EINTR can happen) is a short one.
+        let _ = poll(&mut fds, timeout.as_ref());
         let mut count = [0; 8];
-        let _ = rustix::io::read(shared.bell.as_fd(), &mut count);
+        let _ = rustix::io::read(&self.shared.bell, &mut count);
     }
-    began.elapsed()
 }
 
 #[cfg(test)]
@@ -235,40 +291,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_runs_on_the_data_path_in_order() {
-        let worker = Worker::start(Duration::from_micros(50)).unwrap();
-        let names: Vec<_> = (0..100)
-            .map(|n| {
-                worker
-                    .run(move |_| (n, std::thread::current().name().map(str::to_owned)))
-                    .unwrap()
-            })
-            .collect();
-        for (n, (number, name)) in names.into_iter().enumerate() {
-            assert_eq!((number, name.as_deref()), (n, Some("data-path")));
+    fn a_task_runs_on_the_worker_and_its_result_comes_back() {
+        let (worker, handle) = Worker::start(Duration::from_micros(50)).unwrap();
+        for sleep_first in [false, true] {
+            if sleep_first {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let name = handle.run(|_| std::thread::current().name().map(String::from));
+            assert_eq!(name.flatten().as_deref(), Some("data-path"));
         }
+        drop(handle);
+        // Handles are gone but the worker sleeps: it is woken by nobody, so this drop must not be needed.
+        drop(worker);
     }
 
     #[test]
-    fn many_callers_are_all_answered() {
-        let worker = Worker::start(Duration::ZERO).unwrap();
+    fn ten_thousand_tasks_from_two_threads_all_run() {
+        let (_worker, handle) = Worker::start(Duration::from_micros(5)).unwrap();
+        let total = Arc::new(AtomicU64::new(0));
         std::thread::scope(|scope| {
-            for _ in 0..4 {
+            for _ in 0..2 {
                 scope.spawn(|| {
-                    for n in 0..500 {
-                        assert_eq!(worker.run(move |_| n), Ok(n));
-                        worker.kick();
+                    for _ in 0..5_000 {
+                        let total = total.clone();
+                        handle
+                            .run(move |_| total.fetch_add(1, Ordering::Relaxed))
+                            .unwrap();
                     }
                 });
             }
         });
-    }
-
-    #[test]
-    fn after_the_end_nothing_is_answered() {
-        let worker = Worker::start(Duration::ZERO).unwrap();
-        worker.stop();
-        assert_eq!(worker.run(|_| ()), Err(WorkerError::Gone));
-        worker.stop();
+        assert_eq!(total.load(Ordering::Relaxed), 10_000);
     }
 }
