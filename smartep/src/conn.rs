@@ -5,10 +5,12 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use log::warn;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -47,27 +49,39 @@ pub enum ConnError {
 
 /// Ends a server from another thread.
 #[derive(Debug, Clone)]
-pub struct StopFd(Arc<OwnedFd>);
+pub struct StopFd(Arc<Stop>);
+
+#[derive(Debug)]
+struct Stop {
+    event: OwnedFd,
+    /// Seen without a system call by a reader that never has to wait.
+    stopped: AtomicBool,
+}
 
 impl StopFd {
     /// Not stopped.
     pub fn new() -> std::io::Result<Self> {
-        Ok(Self(Arc::new(eventfd(
-            0,
-            EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
-        )?)))
+        Ok(Self(Arc::new(Stop {
+            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            stopped: AtomicBool::new(false),
+        })))
     }
 
     /// Stops whoever serves with this, for good.
     pub fn stop(&self) {
+        self.0.stopped.store(true, Ordering::Release);
         // Only a full counter can fail, and that is stopped as well.
-        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.0.event, &1u64.to_ne_bytes());
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.0.stopped.load(Ordering::Acquire)
     }
 }
 
 impl AsFd for StopFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.0.event.as_fd()
     }
 }
 
@@ -94,6 +108,10 @@ pub(crate) struct Receiver<'a> {
 impl Receiver<'_> {
     /// The next message; `body` is overwritten with what follows the header.
     pub(crate) fn next(&self, body: &mut Vec<u8>) -> Result<Incoming, ConnError> {
+        // A client that never pauses must not keep the server from stopping.
+        if self.stop.is_stopped() {
+            return Ok(Incoming::Stopped);
+        }
         let (mut fds, mut header) = (Vec::new(), [0; HEADER_SIZE]);
         match self.fill(&mut header, &mut fds)? {
             Filled::All => {}
@@ -173,8 +191,11 @@ impl Receiver<'_> {
         let ready = |i: usize| fds.get(i).is_some_and(|f| !f.revents().is_empty());
         // With news on the stream it is read first: a client that left makes room for the one that waits.
         if let Some(listener) = self.listener.filter(|_| ready(2) && !ready(0)) {
-            if listener.accept().is_ok() {
-                warn!("a second client is closed: the function serves one at a time");
+            match listener.accept() {
+                Ok(_) => warn!("a second client is closed: the function serves one at a time"),
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+                // Out of descriptors: it stays ready, and must not make this a busy loop.
+                Err(_) => std::thread::sleep(Duration::from_millis(10)),
             }
         }
         Ok(ready(1))
@@ -191,20 +212,19 @@ enum Filled {
 /// The writing half; replies and messages of several threads go out whole.
 #[derive(Debug)]
 pub(crate) struct Sender {
-    stream: UnixStream,
-    lock: Mutex<()>,
+    /// Gone for good after the first failure: what follows a message cut short would be taken for its rest.
+    stream: Mutex<Option<UnixStream>>,
 }
 
 impl Sender {
     pub(crate) fn new(stream: UnixStream) -> Self {
         Self {
-            stream,
-            lock: Mutex::new(()),
+            stream: Mutex::new(Some(stream)),
         }
     }
 
     /// Sends a message of a header, whose size is filled in, and the parts of its body; descriptors ride on its
-    /// first byte.
+    /// first byte. A failure ends the connection for both directions.
     pub(crate) fn send(
         &self,
         mut header: Header,
@@ -218,38 +238,75 @@ impl Sender {
         parts
             .iter()
             .for_each(|part| message.extend_from_slice(part));
-        let _whole = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut done, mut fds) = (0, fds);
-        while let Some(rest) = message.get(done..).filter(|r| !r.is_empty()) {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut ancillary = SendAncillaryBuffer::new(&mut space);
-            if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
-                return Err(ConnError::TooManyFds);
-            }
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            match sendmsg(&self.stream, &[IoSlice::new(rest)], &mut ancillary, flags) {
-                Ok(sent) => {
-                    done += sent;
-                    fds = &[];
-                }
-                Err(Errno::AGAIN) => self.wait_writable()?,
-                Err(Errno::INTR) => {}
-                Err(e) => return Err(e.into()),
-            }
+        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = match &*stream {
+            Some(stream) => send_all(stream, &message, fds),
+            None => return Err(Errno::PIPE.into()),
+        };
+        if result.is_err() {
+            end(&mut stream);
         }
-        Ok(())
+        result
     }
 
-    fn wait_writable(&self) -> Result<(), ConnError> {
-        let mut fds = [PollFd::new(&self.stream, PollFlags::OUT)];
-        let timeout = Timespec {
-            tv_sec: SEND_TIMEOUT.as_secs() as i64,
-            tv_nsec: 0,
-        };
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(0) => Err(ConnError::Stuck),
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(e) => Err(e.into()),
+    /// Ends the connection for both directions, whoever still holds this.
+    pub(crate) fn close(&self) {
+        end(&mut self.stream.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+fn end(stream: &mut Option<UnixStream>) {
+    if let Some(stream) = stream.take() {
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+}
+
+fn send_all(
+    stream: &UnixStream,
+    message: &[u8],
+    mut fds: &[BorrowedFd<'_>],
+) -> Result<(), ConnError> {
+    let (mut done, mut deadline) = (0, None);
+    while let Some(rest) = message.get(done..).filter(|r| !r.is_empty()) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(ConnError::TooManyFds);
         }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        match sendmsg(stream, &[IoSlice::new(rest)], &mut ancillary, flags) {
+            Ok(sent) => {
+                done += sent;
+                fds = &[];
+            }
+            Err(Errno::AGAIN) => {
+                wait_writable(
+                    stream,
+                    *deadline.get_or_insert_with(|| Instant::now() + SEND_TIMEOUT),
+                )?;
+            }
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Waits for room. The deadline is that of the whole message: a client that reads a byte now and then is as
+/// stuck as one that reads none.
+fn wait_writable(stream: &UnixStream, deadline: Instant) -> Result<(), ConnError> {
+    let mut fds = [PollFd::new(stream, PollFlags::OUT)];
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(ConnError::Stuck);
+    }
+    let timeout = Timespec {
+        tv_sec: left.as_secs() as i64,
+        tv_nsec: left.subsec_nanos().into(),
+    };
+    match poll(&mut fds, Some(&timeout)) {
+        Ok(0) => Err(ConnError::Stuck),
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(e) => Err(e.into()),
     }
 }

@@ -59,10 +59,11 @@ pub trait DataSide: Send + Sync {
     /// Bus mastering, memory decode or MSI-X changed. With bus mastering off there must be no DMA when this
     /// returns.
     fn config_changed(&self, old: ConfigState, new: ConfigState);
-    /// Stops DMA and goes back to the state after power-on; returns when all is quiet.
+    /// Stops DMA and goes back to the state after power-on; returns when all is quiet. Answers to DMA messages
+    /// come through the calling thread, so it must not wait for them: those that come later are to be dropped.
     fn reset(&self);
-    /// A client connected; `dma` reaches memory that the client maps without a descriptor.
+    /// A client connected and agreed on a version; `dma` reaches memory that the client maps without a descriptor.
     fn connected(&self, dma: Arc<dma::MessageDma>);
-    /// The client went away; its memory is unmapped after this returns.
+    /// The client of [`DataSide::connected`] went away: DMA has to end. Its memory is unmapped after this returns.
     fn disconnected(&self);
 }

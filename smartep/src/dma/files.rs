@@ -20,6 +20,7 @@ impl FileCache {
         fd: OwnedFd,
         offset: u64,
         len: u64,
+        perm: Perm,
     ) -> Result<Arc<HostMapping>, DotError> {
         let stat = rustix::fs::fstat(&fd).map_err(|errno| DotError::Sys {
             call: "fstat",
@@ -29,13 +30,14 @@ impl FileCache {
         let end = offset
             .checked_add(len)
             .ok_or(DotError::Wrap { start: offset, len })?;
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
         if let Some(mapping) = self.files.get(&key).and_then(Weak::upgrade) {
-            // A file may have grown since; ranges on the old mapping keep it.
-            if end <= mapping.len() {
+            // A file may have grown since, or shrunk; ranges on an older mapping keep that.
+            if end <= mapping.len().min(size) && perm.within(mapping.perm()) {
                 return Ok(mapping);
             }
         }
-        let size = u64::try_from(stat.st_size).unwrap_or(0).max(end);
+        let size = size.max(end);
         let mapping = HostMapping::new(fd.as_fd(), 0, size, Perm::RW)
             .or_else(|_| HostMapping::new(fd.as_fd(), 0, size, Perm::R))?;
         self.files.insert(key, Arc::downgrade(&mapping));

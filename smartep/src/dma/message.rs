@@ -2,7 +2,8 @@
 //!
 //! Requests are asynchronous: nobody waits, because the client may be unable to answer while it waits for an
 //! access of its own. A request is cut into pieces of at most 64 KiB (QEMU corrupts its stream somewhere
-//! above 208 KiB); the next piece goes out when the one before was answered.
+//! above 208 KiB); the next piece goes out when the one before was answered. Requests do not wait for each other:
+//! who needs an order submits the second when the first is done.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +19,9 @@ use crate::proto::{DmaAccess, Header, command};
 const PIECE: usize = 64 << 10;
 /// Requests that are on their way at once.
 const IN_FLIGHT: usize = 16;
+/// Bytes of writes that are on their way at once: no more than a socket's buffer holds, so that the thread that
+/// reads the client's answers does not have to wait for it to read.
+const WRITE_BYTES: usize = 128 << 10;
 /// Requests that may wait.
 const WAITING: usize = 1024;
 
@@ -36,15 +40,20 @@ pub enum DmaError {
     /// The client is gone.
     #[error("the client is gone")]
     Gone,
+    /// The client does not serve DMA messages.
+    #[error("the client takes no DMA messages")]
+    Unsupported,
 }
 
-/// Called once with the bytes read (empty for a write).
+/// Called once with the bytes read (empty for a write), by the thread that reads the client's socket or, when the
+/// request fails at once, by the caller: it must not wait.
 pub type Done = Box<dyn FnOnce(Result<Vec<u8>, DmaError>) + Send>;
 
 /// Transfers through the client of one connection.
 pub struct MessageDma {
     sender: Arc<Sender>,
     piece: usize,
+    usable: bool,
     state: Mutex<State>,
 }
 
@@ -78,6 +87,14 @@ struct Job {
     done: Done,
 }
 
+impl State {
+    /// Bytes of writes that the client has not answered.
+    fn write_bytes(&self, most: usize) -> usize {
+        let writes = self.flying.values().filter(|job| job.write);
+        writes.map(|job| job.piece(most)).sum()
+    }
+}
+
 impl Job {
     fn piece(&self, most: usize) -> usize {
         (self.len - self.done_bytes).min(most)
@@ -89,8 +106,24 @@ impl MessageDma {
         Arc::new(Self {
             sender,
             piece: PIECE.min(max_data_xfer).max(1),
+            usable: true,
             state: Mutex::new(State::default()),
         })
+    }
+
+    /// For a client that does not serve DMA messages: every request fails.
+    pub(crate) fn unusable(sender: Arc<Sender>) -> Arc<Self> {
+        Arc::new(Self {
+            sender,
+            piece: PIECE,
+            usable: false,
+            state: Mutex::new(State::default()),
+        })
+    }
+
+    /// Whether the client serves DMA messages; without, memory that it maps without a descriptor is out of reach.
+    pub fn is_usable(&self) -> bool {
+        self.usable
     }
 
     /// Reads `len` bytes of guest memory.
@@ -124,6 +157,8 @@ impl MessageDma {
             let mut state = self.state();
             if job.len == 0 || job.address.checked_add(job.len as u64 - 1).is_none() {
                 Some((job, DmaError::Refused(Errno::INVAL)))
+            } else if !self.usable {
+                Some((job, DmaError::Unsupported))
             } else if state.gone {
                 Some((job, DmaError::Gone))
             } else if state.waiting.len() >= WAITING {
@@ -150,6 +185,11 @@ impl MessageDma {
                 let Some(job) = state.waiting.pop_front() else {
                     return;
                 };
+                if job.write && state.write_bytes(self.piece) + job.piece(self.piece) > WRITE_BYTES
+                {
+                    state.waiting.push_front(job);
+                    return;
+                }
                 while state.flying.contains_key(&state.next_id) {
                     state.next_id = state.next_id.wrapping_add(1);
                 }

@@ -54,7 +54,7 @@ impl DmaSpace {
             Some(fd) => {
                 let mapping = self
                     .files
-                    .mapping(fd, map.offset, map.size)
+                    .mapping(fd, map.offset, map.size, perm)
                     .map_err(errno)?;
                 Backing::Mapped {
                     mapping,

@@ -16,6 +16,9 @@ pub struct Capabilities {
     pub max_dma_maps: usize,
     /// `REGION_WRITE_MULTI` may be used.
     pub write_multiple: bool,
+    /// The client takes `DMA_READ` and `DMA_WRITE`. No key says so. Cloud Hypervisor would take them for replies; it
+    /// is told by what it does not say: it knows no `max_dma_maps`.
+    pub message_dma: bool,
 }
 
 impl Default for Capabilities {
@@ -26,6 +29,7 @@ impl Default for Capabilities {
             max_fds: 1,
             max_dma_maps: 65535,
             write_multiple: false,
+            message_dma: false,
         }
     }
 }
@@ -117,6 +121,7 @@ fn agree(asked: &Map<String, Value>) -> Result<(Capabilities, Map<String, Value>
         dot_iommu::MAX_RANGES,
         Some(&mut caps.max_dma_maps),
     )?;
+    caps.message_dma = asked.contains_key("max_dma_maps");
     if let Some(value) = asked.get("pgsizes") {
         let sizes = value.as_u64().filter(|v| v % 4096 == 0 && *v > 0);
         sizes.ok_or(VersionError::Value("pgsizes"))?;
@@ -157,6 +162,7 @@ mod tests {
             (caps.max_fds, caps.max_dma_maps, caps.write_multiple),
             (16, 65535, true)
         );
+        assert!(caps.message_dma);
     }
 
     #[test]
@@ -176,6 +182,7 @@ mod tests {
         let text = r#"{"capabilities":{"max_msg_fds":64,"max_data_xfer_size":4096}}"#;
         let (caps, _) = answer_version(&body(0, 1, text)).unwrap();
         assert_eq!((caps.max_fds, caps.max_data_xfer), (16, 4096));
+        assert!(!caps.message_dma, "a client as terse as Cloud Hypervisor");
     }
 
     #[test]

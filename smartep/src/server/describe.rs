@@ -83,9 +83,9 @@ pub(super) fn region(
         }
         reply.flags |= region_flags::CAPS;
         reply.argsz += capability.len() as u32;
-        if asked.argsz >= reply.argsz {
-            reply.cap_offset = size_of::<RegionInfoBody>() as u32;
-        } else {
+        // Also without room for them: QEMU refuses a region with capabilities at 0, and asks again after it.
+        reply.cap_offset = size_of::<RegionInfoBody>() as u32;
+        if asked.argsz < reply.argsz {
             capability.clear();
         }
     }

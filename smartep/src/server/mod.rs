@@ -9,6 +9,7 @@ mod interrupts;
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
+use std::time::Duration;
 
 use dot_iommu::DotTable;
 use log::{debug, info, warn};
@@ -25,6 +26,9 @@ use crate::function::FunctionInfo;
 use crate::irq::Irqs;
 use crate::proto::{Capabilities, DmaMap, DmaUnmap, Header, VersionError, answer_version, command};
 use crate::{ControlSide, DataSide};
+
+/// Pause after a client could not be accepted, so that a lack of descriptors is no busy loop.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How serving one client ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,7 +127,10 @@ impl Server {
                     Err(e) => warn!("the client is cut off: {e}"),
                 },
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
-                Err(e) if e.raw_os_error() == Some(Errno::CONNABORTED.raw_os_error()) => {}
+                Err(e) if passes(&e) => {
+                    warn!("a client is not accepted: {e}");
+                    std::thread::sleep(ACCEPT_PAUSE);
+                }
                 Err(e) => return Err(ServeError::Listen(e)),
             }
         }
@@ -144,7 +151,7 @@ impl Server {
         let sender = Arc::new(Sender::new(stream.try_clone().map_err(|e| {
             ConnError::System(Errno::from_io_error(&e).unwrap_or(Errno::IO))
         })?));
-        let messages = MessageDma::new(sender.clone(), crate::proto::MAX_DATA_XFER);
+        let messages = MessageDma::unusable(sender.clone());
         let mut session = Session {
             sender,
             messages,
@@ -152,7 +159,6 @@ impl Server {
         };
         // A new client finds a function after power-on, whatever the one before did.
         self.reset();
-        self.data.connected(session.messages.clone());
         let result = self.read_all(
             &Receiver {
                 stream: &stream,
@@ -161,14 +167,18 @@ impl Server {
             },
             &mut session,
         );
-        // Stop DMA, reset, drop the maps: in this order.
-        self.data.disconnected();
-        self.irqs.clear();
+        // What waits for the client fails first, so that the data side does not wait for it. Then: stop DMA, drop
+        // the interrupts and maps, present the function as after power-on.
         session.messages.close();
+        if session.negotiated.is_some() {
+            self.data.disconnected();
+        }
+        self.irqs.clear();
         self.dma.clear();
-        self.set_state(ConfigState::default());
-        // The data side may still hold the message DMA and with it the socket: the client learns of the end now.
-        let _ = stream.shutdown(std::net::Shutdown::Both);
+        let state = self.control.reset();
+        self.set_state(state);
+        // Last, so that a client that is cut off learns of it when nothing touches its memory any more.
+        session.sender.close();
         result
     }
 
@@ -262,7 +272,11 @@ impl Server {
         }
         match answer_version(body) {
             Ok((agreed, reply)) => {
-                session.messages = MessageDma::new(session.sender.clone(), agreed.max_data_xfer);
+                session.messages = if agreed.message_dma {
+                    MessageDma::new(session.sender.clone(), agreed.max_data_xfer)
+                } else {
+                    MessageDma::unusable(session.sender.clone())
+                };
                 self.data.connected(session.messages.clone());
                 self.dma.limit(agreed.max_dma_maps);
                 session.negotiated = Some(agreed);
@@ -349,6 +363,21 @@ impl Session {
         };
         Ok(self.sender.send(header, parts, fds)?)
     }
+}
+
+/// Whether accepting may work again later (accept(2)): the client gave up, or the system is short of something.
+fn passes(error: &std::io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    [
+        Errno::CONNABORTED,
+        Errno::INTR,
+        Errno::MFILE,
+        Errno::NFILE,
+        Errno::NOBUFS,
+        Errno::NOMEM,
+    ]
+    .iter()
+    .any(|e| errno == Some(*e))
 }
 
 /// The fixed part of a body; EINVAL when it is not all there.

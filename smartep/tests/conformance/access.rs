@@ -166,6 +166,26 @@ fn bus_master_flr_and_reset_reach_the_data_side() {
 }
 
 #[test]
+fn the_data_side_hears_of_clients_that_agreed_on_a_version_only() {
+    let served = serve();
+    let events = || {
+        let calls = served.data.calls.lock().unwrap();
+        let relevant = |c: &&String| c.ends_with("connected");
+        calls.iter().filter(relevant).cloned().collect::<Vec<_>>()
+    };
+    let mut raw = served.raw();
+    assert_eq!(raw.call(1, &[9, 0, 0, 0]).error, Some(22));
+    assert!(raw.closed());
+    drop(served.raw());
+    let mut raw = served.client();
+    raw.read(7, 0, 4);
+    assert_eq!(events(), ["connected"]);
+    drop(raw);
+    served.until("the end", || events().len() == 2);
+    assert_eq!(events(), ["connected", "disconnected"]);
+}
+
+#[test]
 fn a_new_client_finds_the_function_after_power_on() {
     let served = serve();
     let mut raw = served.client();

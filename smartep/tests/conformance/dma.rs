@@ -32,7 +32,7 @@ fn mapped_memory_is_the_clients() {
 
 #[test]
 fn bad_maps_are_refused_with_their_errno_and_their_descriptors_closed() {
-    let served = serve();
+    let served = serve_alone();
     let mut raw = served.client();
     let file = HostFile::new(0x10000);
     assert_eq!(raw.map(0x1000, 0x2000, Some((&file.0, 0))), None);
@@ -103,7 +103,7 @@ fn unmap_is_by_range() {
 
 #[test]
 fn thousands_of_maps_of_one_file_share_one_mapping() {
-    let served = serve();
+    let served = serve_alone();
     let mut raw = served.client();
     let file = HostFile::new(0x1000 * 20_000);
     let (fds, maps) = (
@@ -276,4 +276,108 @@ fn dma_messages_fail_when_the_client_leaves_or_answers_nonsense() {
             Err(DmaError::Gone)
         );
     }
+}
+
+#[test]
+fn a_client_that_knows_no_dma_messages_gets_none() {
+    let served = serve();
+    let mut raw = served.raw();
+    let version =
+        b"\0\0\x01\0{\"capabilities\":{\"max_msg_fds\":1,\"max_data_xfer_size\":1048576}}\0";
+    assert_eq!(raw.call(1, version).error, None);
+    let dma = served.data.dma.lock().unwrap().clone().unwrap();
+    let (tx, rx) = mpsc::channel();
+    dma.submit_read(0, 16, Box::new(move |r| tx.send(r).unwrap()));
+    assert_eq!(rx.recv().unwrap(), Err(DmaError::Unsupported));
+    assert_eq!(
+        raw.read(7, 0, 2),
+        [0xf4, 0x1a],
+        "and nothing came in between"
+    );
+}
+
+#[test]
+fn writes_on_their_way_fit_a_sockets_buffer_and_do_not_hold_up_accesses() {
+    let served = serve();
+    let mut raw = served.client();
+    let dma = served.data.dma.lock().unwrap().clone().unwrap();
+    let (tx, rx) = mpsc::channel();
+    for i in 0..20u8 {
+        let tx = tx.clone();
+        // Nobody reads yet: this must not block.
+        dma.submit_write(
+            u64::from(i) << 16,
+            vec![i; 65536],
+            Box::new(move |r| tx.send(r).unwrap()),
+        );
+    }
+    let mut memory = vec![0; 20 << 16];
+    for _ in 0..20 {
+        assert_eq!(serve_dma(&mut raw, &mut memory), (12, 65536));
+    }
+    for _ in 0..20 {
+        assert_eq!(
+            rx.recv_timeout(Duration::from_secs(10)).unwrap(),
+            Ok(vec![])
+        );
+    }
+    for (i, page) in memory.chunks(65536).enumerate() {
+        assert!(page.iter().all(|b| *b == i as u8));
+    }
+}
+
+#[test]
+fn a_file_that_grew_or_shrank_is_mapped_as_it_is_now() {
+    let served = serve();
+    let mut raw = served.client();
+    let file = HostFile::new(0x2000);
+    assert_eq!(raw.map(0, 0x2000, Some((&file.0, 0))), None);
+    assert!(
+        raw.map(0x10000, 0x1000, Some((&file.0, 0x2000))).is_some(),
+        "not yet that long"
+    );
+    rustix::fs::ftruncate(&file.0, 0x4000).unwrap();
+    assert_eq!(raw.map(0x10000, 0x2000, Some((&file.0, 0x2000))), None);
+    let view_of = |address| {
+        let reader = served.table.reader();
+        let mut data = [0];
+        let view = reader.pin();
+        let span = view.translate(address, 1, Access::Read).unwrap();
+        span.copy_to(&mut data).unwrap();
+        data[0]
+    };
+    rustix::io::pwrite(&file.0, &[0x77], 0x2001).unwrap();
+    assert_eq!(view_of(0x10001), 0x77);
+    rustix::fs::ftruncate(&file.0, 0x3000).unwrap();
+    assert!(
+        raw.map(0x20000, 0x1000, Some((&file.0, 0x3000))).is_some(),
+        "no longer that long"
+    );
+    assert_eq!(raw.map(0x20000, 0x1000, Some((&file.0, 0x2000))), None);
+}
+
+#[test]
+fn a_file_first_seen_read_only_can_be_written_through_a_better_descriptor() {
+    use std::os::fd::AsRawFd;
+    let served = serve();
+    let mut raw = served.client();
+    let file = HostFile::new(0x2000);
+    let path = format!("/proc/self/fd/{}", file.0.as_raw_fd());
+    let read_only: std::os::fd::OwnedFd = std::fs::File::open(path).unwrap().into();
+    let map = |raw: &mut Raw, address: u64, flags: u32, fd: &std::os::fd::OwnedFd| {
+        let body = [
+            &words(&[32, flags, 0, 0])[..],
+            &address.to_le_bytes(),
+            &0x1000u64.to_le_bytes(),
+        ]
+        .concat();
+        raw.call_with(2, &body, &[std::os::fd::AsFd::as_fd(fd)])
+            .error
+    };
+    assert_eq!(map(&mut raw, 0, 1, &read_only), None);
+    assert_eq!(map(&mut raw, 0x10000, 3, &read_only), Some(13));
+    assert_eq!(map(&mut raw, 0x10000, 3, &file.0), None);
+    let reader = served.table.reader();
+    assert!(reader.pin().translate(0x10000, 4, Access::Write).is_ok());
+    assert!(reader.pin().translate(0, 4, Access::Write).is_err());
 }

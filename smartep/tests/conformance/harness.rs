@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use dot_iommu::DotTable;
@@ -58,6 +58,7 @@ impl DataSide for Recorder {
 
     fn connected(&self, dma: Arc<MessageDma>) {
         *self.dma.lock().unwrap() = Some(dma);
+        self.calls.lock().unwrap().push("connected".into());
     }
 
     fn disconnected(&self) {
@@ -72,13 +73,34 @@ pub struct Served {
     pub irqs: Arc<Irqs>,
     pub data: Arc<Recorder>,
     pub bar2: OwnedFd,
-    stop: StopFd,
+    pub stop: StopFd,
     thread: Option<std::thread::JoinHandle<()>>,
     _folder: tempfile::TempDir,
+    _turn: Turn,
+}
+
+/// Tests that count the process's descriptors or memory have it for themselves, the others share it.
+static TURNS: RwLock<()> = RwLock::new(());
+
+enum Turn {
+    Shared(#[allow(dead_code)] RwLockReadGuard<'static, ()>),
+    Alone(#[allow(dead_code)] RwLockWriteGuard<'static, ()>),
+}
+
+/// [`serve_alone`], beside other tests.
+pub fn serve() -> Served {
+    let turn = TURNS.read().unwrap_or_else(PoisonError::into_inner);
+    serve_in(Turn::Shared(turn))
+}
+
+/// Serves a function while no other test does.
+pub fn serve_alone() -> Served {
+    let turn = TURNS.write().unwrap_or_else(PoisonError::into_inner);
+    serve_in(Turn::Alone(turn))
 }
 
 /// BAR0 is trapped, with control registers at [`CONTROL_AT`]; BAR2 can be mapped but for its second page.
-pub fn serve() -> Served {
+fn serve_in(turn: Turn) -> Served {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("f.sock");
     let listener = UnixListener::bind(&path).unwrap();
@@ -109,6 +131,7 @@ pub fn serve() -> Served {
         stop,
         thread: Some(thread),
         _folder: folder,
+        _turn: turn,
     }
 }
 

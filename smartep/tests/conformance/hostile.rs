@@ -89,7 +89,7 @@ fn burst(served: &Served, random: &mut Random, messages: usize, file: &OwnedFd) 
 
 #[test]
 fn a_hundred_thousand_random_messages_leave_nothing_behind() {
-    let served = serve();
+    let served = serve_alone();
     let file = HostFile::new(0x10000).0;
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let (mut sent, mut before) = (0, None);
@@ -109,7 +109,7 @@ fn a_hundred_thousand_random_messages_leave_nothing_behind() {
 
 #[test]
 fn too_many_descriptors_lose_the_connection_and_are_closed() {
-    let served = serve();
+    let served = serve_alone();
     let file = HostFile::new(0x1000).0;
     let before = open_fds();
     for n in [17, 30] {
@@ -154,4 +154,35 @@ fn descriptors_on_every_piece_of_a_message_are_counted_together() {
     let _ = raw.stream.flush();
     assert!(raw.closed());
     served.client();
+}
+
+#[test]
+fn a_client_that_never_reads_is_cut_off_and_the_next_is_served() {
+    let served = serve();
+    let mut stuck = served.client();
+    // Replies of 1 MiB fill the socket; requests go on fitting.
+    for _ in 0..4 {
+        stuck.send(9, 0, &access(0, 0, 1 << 20), &[]);
+    }
+    served.until("the cut", || {
+        served
+            .data
+            .calls
+            .lock()
+            .unwrap()
+            .contains(&"disconnected".into())
+    });
+    assert_eq!(served.client().read(7, 0, 2), [0xf4, 0x1a]);
+    drop(stuck);
+}
+
+#[test]
+fn a_client_that_never_pauses_does_not_keep_the_server_from_stopping() {
+    let served = serve();
+    let mut raw = served.client();
+    let one = [header(0, 10, 36, 16), access(0, 0, 4), vec![1; 4]].concat();
+    let flood = one.repeat(1000);
+    served.stop.stop();
+    // Ends only when the server closes its end.
+    while raw.stream.write_all(&flood).is_ok() {}
 }

@@ -155,7 +155,7 @@ fn illegal_shapes_are_refused_and_change_nothing() {
 
 #[test]
 fn a_client_that_leaves_takes_its_eventfds_along() {
-    let served = serve();
+    let served = serve_alone();
     let before = open_fds();
     let mut raw = served.client();
     for chunk in 0..2 {

@@ -162,6 +162,7 @@ fn a_mappable_region_has_its_descriptor_on_both_replies_and_areas_on_the_second(
         (first.size, first.word(0), first.word(4), first.fds.len()),
         (48, 80, 15, 1)
     );
+    assert_eq!(first.word(12), 32, "QEMU refuses capabilities at offset 0");
     let second = raw.call(5, &words(&[80, 0, 2, 0, 0, 0, 0, 0]));
     assert_eq!(
         (second.size, second.word(12), second.fds.len()),
