@@ -211,6 +211,10 @@ impl Drop for Dpu {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}", self.log_end());
+            match self.ctl(&["stats"]) {
+                Ok(stats) => eprintln!("counters: {stats}"),
+                Err(e) => eprintln!("no counters: {e}"),
+            }
         }
         if let Some(pid) = rustix::process::Pid::from_raw(self.om.id() as i32) {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);

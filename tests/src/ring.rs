@@ -252,6 +252,25 @@ impl Ring {
         Ok(self.used_index()? != self.last_used)
     }
 
+    /// Where both sides stand, for people who look at a failed test.
+    pub fn describe(&self) -> String {
+        let word = |address| self.memory.load_u16(address).unwrap_or(0xdead);
+        let size = u64::from(self.size);
+        format!(
+            "queue {}: available {} used {} taken {} in flight {}; driver's flags {} event {}; \
+             device's flags {} event {}",
+            self.index,
+            self.next_available,
+            word(self.used + 2),
+            self.last_used,
+            self.chains.len(),
+            word(self.available),
+            word(self.available + 4 + 2 * size),
+            word(self.used),
+            word(self.used + 4 + 8 * size),
+        )
+    }
+
     /// Asks for no interrupts (a hint).
     ///
     /// # Errors

@@ -217,7 +217,10 @@ impl VirtioNet {
         self.setup = setup;
         self.make_queues()?;
         let status = self.status()?;
-        self.set_status(status | status::DRIVER_OK)
+        self.set_status(status | status::DRIVER_OK)?;
+        // Writes are posted: once the status reads back, the device has seen DRIVER_OK, and no frame that the
+        // peer sends from now on may be lost.
+        self.wait_status(status::DRIVER_OK)
     }
 
     /// Reset and feature negotiation, up to FEATURES_OK.
@@ -567,6 +570,19 @@ impl VirtioNet {
         match rustix::event::poll(&mut fds, Some(&nap)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(e) => Err(Error::Socket(e.into())),
+        }
+    }
+}
+
+impl Drop for VirtioNet {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        eprintln!("driver: features {:#x}", self.features);
+        let rings = self.receive_rings.iter().chain(&self.transmit_rings);
+        for ring in rings.chain(&self.control_ring) {
+            eprintln!("{}", ring.describe());
         }
     }
 }

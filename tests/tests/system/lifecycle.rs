@@ -201,11 +201,14 @@ fn without_bus_mastering_there_is_no_dma() {
     let before = a.receive_rings[0].used_index().unwrap();
     let sent = flow(1, 0).frame(700, 3);
     b.send(&sent).unwrap();
-    a.send(&flow(0, 1).frame(800, 4)).unwrap();
+    let waiting = flow(0, 1).frame(800, 4);
+    a.send(&waiting).unwrap();
     std::thread::sleep(QUIET);
     assert_eq!(a.receive_rings[0].used_index().unwrap(), before);
     assert!(b.receive_within(QUIET).unwrap_err().is_timeout());
+    // The kick came while the device was not allowed to look: it looks now.
     a.pci.clone().set_bus_master(a.vmm.as_mut(), true).unwrap();
+    receive_until(b, &waiting);
     a.start(Setup::default()).unwrap();
     settles(&mut pair);
 }
@@ -395,7 +398,11 @@ fn the_om_ends_its_ems_when_it_is_told_to_end() {
         })
         .unwrap();
     }
-    assert!(!pair.dpu.socket(0).exists(), "the sockets are removed");
+    let socket = pair.dpu.socket(0);
+    wait_for("the sockets to be removed", SOON, || {
+        (!socket.exists()).then_some(())
+    })
+    .unwrap();
 }
 
 #[test]

@@ -9,7 +9,7 @@ use distdpu_tests::virtio_net::{Setup, VirtioNet};
 
 #[test]
 fn malformed_receive_chains() {
-    use Seen::{Nothing, ReturnedOrNeedsReset};
+    use Seen::{NeedsReset, Nothing, Returned};
     /// A running receive queue whose next buffer is the case's: nothing was filled before.
     fn with(a: &mut VirtioNet, buffer: (u64, u32), flags: u16, next: u16) {
         let setup = Setup {
@@ -23,34 +23,34 @@ fn malformed_receive_chains() {
         a.receive_rings[0].offer(0).unwrap();
         a.notify(0).unwrap();
     }
-    let cases: [(&str, Seen, Act); 7] = [
-        ("a readable receive buffer", ReturnedOrNeedsReset, |a| {
+    let cases: [(&str, Seen, Act); 8] = [
+        ("a readable receive buffer", Returned, |a| {
             let at = a.memory.end() - 8192;
             with(a, (at, 2048), 0, 0);
         }),
-        (
-            "a receive buffer smaller than a header",
-            ReturnedOrNeedsReset,
-            |a| {
-                let at = a.memory.end() - 8192;
-                with(a, (at, 5), WRITE, 0);
-            },
-        ),
-        ("a receive buffer of no bytes", ReturnedOrNeedsReset, |a| {
+        ("a receive buffer smaller than a header", Returned, |a| {
+            let at = a.memory.end() - 8192;
+            with(a, (at, 5), WRITE, 0);
+        }),
+        ("a receive buffer of no bytes", Returned, |a| {
             let at = a.memory.end() - 8192;
             with(a, (at, 0), WRITE, 0);
         }),
-        (
-            "a receive buffer outside the memory",
-            ReturnedOrNeedsReset,
-            |a| with(a, (0x70_0000_0000, 2048), WRITE, 0),
-        ),
-        ("a receive buffer that wraps", ReturnedOrNeedsReset, |a| {
+        ("a receive buffer outside the memory", Returned, |a| {
+            with(a, (0x70_0000_0000, 2048), WRITE, 0)
+        }),
+        ("a receive buffer that wraps", Returned, |a| {
             with(a, (u64::MAX - 100, 2048), WRITE, 0)
         }),
-        ("a loop of receive descriptors", ReturnedOrNeedsReset, |a| {
+        ("a loop of receive descriptors", Returned, |a| {
             let at = a.memory.end() - 8192;
             with(a, (at, 64), WRITE | NEXT, 0);
+        }),
+        ("the available index 1000 ahead", NeedsReset, |a| {
+            let at = a.memory.end() - 8192;
+            with(a, (at, 2048), WRITE, 0);
+            a.receive_rings[0].set_available_index(1000).unwrap();
+            a.notify(0).unwrap();
         }),
         ("no receive buffer at all", Nothing, |a| {
             a.start(Setup {
@@ -68,7 +68,8 @@ fn malformed_receive_chains() {
         if seen != Nothing {
             wait_for(name, SOON, || {
                 let returned = pair.a.receive_rings[0].used_index().unwrap() != 0;
-                (returned || pair.a.status().unwrap() & status::NEEDS_RESET != 0).then_some(())
+                let asks = pair.a.status().unwrap() & status::NEEDS_RESET != 0;
+                (if seen == Returned { returned } else { asks }).then_some(())
             })
             .unwrap();
         }
