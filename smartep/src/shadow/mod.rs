@@ -1,11 +1,19 @@
 //! The shadow: configuration space and control registers as they are now, in memory that the control side writes
 //! and the data side's process reads, so that a guest's reads cost no trip to the control side.
 //!
-//! One memfd, sealed against resizing, in units of little-endian 32-bit words:
+//! One memfd, sealed against resizing, in units of little-endian 32-bit words. The content is there twice, and the
+//! generation says which copy counts: the writer changes the other one and then switches. A writer that dies at any
+//! instruction leaves the last whole content in force.
 //!
 //! | bytes | content |
 //! |---|---|
-//! | 0 | magic, layout version, sequence (odd while it is written), [`ConfigState`] bits, number of windows |
+//! | 0 | magic, layout version, generation: 0 is nothing yet, odd the second copy, even the first |
+//! | 4096 | first copy |
+//! | 45056 | second copy |
+//!
+//! | bytes of a copy | content |
+//! |---|---|
+//! | 0 | [`ConfigState`] bits, number of windows |
 //! | 64 + 32·n | window n: region, length, offset low, offset high |
 //! | 4096 | configuration space, 4096 bytes |
 //! | 8192 + 4096·n | bytes of window n |
@@ -21,24 +29,41 @@ use crate::config::{CONFIG_SIZE, ConfigState};
 use page::Page;
 
 const MAGIC: u32 = 0x5344_5044; // "DPDS"
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const WORD_MAGIC: usize = 0;
 const WORD_VERSION: usize = 1;
-const WORD_SEQUENCE: usize = 2;
-const WORD_STATE: usize = 3;
-const WORD_WINDOWS: usize = 4;
+const WORD_GENERATION: usize = 2;
+const COPIES_AT: usize = 4096;
+
+// Inside a copy:
+const STATE_AT: usize = 0;
+const WINDOWS_NUMBER_AT: usize = 4;
 const WINDOW_TABLE: usize = 64;
 const WINDOW_ENTRY: usize = 32;
 const CONFIG_AT: usize = 4096;
 const WINDOWS_AT: usize = 8192;
+const COPY_SIZE: usize = WINDOWS_AT + MAX_WINDOWS * WINDOW_SIZE;
 
 /// Control windows that a shadow has room for.
 pub const MAX_WINDOWS: usize = 8;
 /// Bytes of the largest control window.
 pub const WINDOW_SIZE: usize = 4096;
-const SHADOW_SIZE: usize = WINDOWS_AT + MAX_WINDOWS * WINDOW_SIZE;
-/// Tries before a reader gives up on a writer that never finishes.
+const SHADOW_SIZE: usize = COPIES_AT + 2 * COPY_SIZE;
+/// Tries before a reader gives up on a writer that changes the content faster than it is read.
 const TRIES: usize = 10_000;
+
+/// First byte of the copy that counts in a generation.
+fn copy_of(generation: u32) -> usize {
+    COPIES_AT + (generation % 2) as usize * COPY_SIZE
+}
+
+/// The generation after `generation`: the other copy, and never 0.
+fn after(generation: u32) -> u32 {
+    match generation.wrapping_add(1) {
+        0 => 2,
+        next => next,
+    }
+}
 
 /// Why a shadow cannot be made or used.
 #[derive(Debug, Error)]
@@ -91,24 +116,29 @@ impl ShadowWriter {
         if windows.len() > MAX_WINDOWS || windows.iter().any(|w| w.bytes.len() > WINDOW_SIZE) {
             return Err(ShadowError::Windows);
         }
-        let sequence = self.page.load(WORD_SEQUENCE);
-        self.page.begin_write(WORD_SEQUENCE, sequence | 1);
-        self.page.store(WORD_STATE, state.to_bits());
-        self.page.store(WORD_WINDOWS, windows.len() as u32);
-        self.page
-            .copy_in(CONFIG_AT, config.get(..CONFIG_SIZE).unwrap_or(config));
-        for (i, window) in windows.iter().enumerate() {
-            let at = (WINDOW_TABLE + i * WINDOW_ENTRY) / 4;
-            self.page.store(at, window.region);
-            self.page.store(at + 1, window.bytes.len() as u32);
-            self.page.store(at + 2, window.offset as u32);
-            self.page.store(at + 3, (window.offset >> 32) as u32);
-            self.page
-                .copy_in(WINDOWS_AT + i * WINDOW_SIZE, window.bytes);
-        }
-        self.page
-            .end_write(WORD_SEQUENCE, (sequence | 1).wrapping_add(1));
+        let next = after(self.page.load(WORD_GENERATION));
+        self.fill(copy_of(next), config, windows, state);
+        self.page.switch(WORD_GENERATION, next);
         Ok(())
+    }
+
+    /// Writes the copy that does not count.
+    fn fill(&self, copy: usize, config: &[u8], windows: &[ShadowWindow<'_>], state: ConfigState) {
+        self.page.before_change();
+        let store = |at: usize, value| self.page.store((copy + at) / 4, value);
+        store(STATE_AT, state.to_bits());
+        store(WINDOWS_NUMBER_AT, windows.len() as u32);
+        let config = config.get(..CONFIG_SIZE).unwrap_or(config);
+        self.page.copy_in(copy + CONFIG_AT, config);
+        for (i, window) in windows.iter().enumerate() {
+            let at = WINDOW_TABLE + i * WINDOW_ENTRY;
+            store(at, window.region);
+            store(at + 4, window.bytes.len() as u32);
+            store(at + 8, window.offset as u32);
+            store(at + 12, (window.offset >> 32) as u32);
+            let content = copy + WINDOWS_AT + i * WINDOW_SIZE;
+            self.page.copy_in(content, window.bytes);
+        }
     }
 }
 
@@ -129,11 +159,10 @@ impl ShadowReader {
         Ok(Self { page })
     }
 
-    /// Fills `data` from `offset` of `region`; false when those bytes are not shadowed, or when the writer does
-    /// not finish a change.
+    /// Fills `data` from `offset` of `region`; false when those bytes are not shadowed, or nothing was published.
     pub fn read(&self, region: u32, offset: u64, data: &mut [u8]) -> bool {
-        self.consistently(|page| {
-            let at = Self::locate(page, region, offset, data.len())?;
+        self.consistently(|page, copy| {
+            let at = Self::locate(page, copy, region, offset, data.len())?;
             page.copy_out(at, data);
             Some(())
         })
@@ -142,37 +171,42 @@ impl ShadowReader {
 
     /// State of configuration space.
     pub fn state(&self) -> ConfigState {
-        self.consistently(|page| Some(ConfigState::from_bits(page.load(WORD_STATE))))
-            .unwrap_or_default()
+        self.consistently(|page, copy| {
+            Some(ConfigState::from_bits(page.load((copy + STATE_AT) / 4)))
+        })
+        .unwrap_or_default()
     }
 
-    fn consistently<T>(&self, mut read: impl FnMut(&Page) -> Option<T>) -> Option<T> {
+    /// What `read` gets from a copy that counted all the while.
+    fn consistently<T>(&self, mut read: impl FnMut(&Page, usize) -> Option<T>) -> Option<T> {
         for _ in 0..TRIES {
-            let before = self.page.begin_read(WORD_SEQUENCE);
-            if before % 2 == 0 {
-                let result = read(&self.page);
-                if self.page.end_read(WORD_SEQUENCE) == before {
-                    return result.filter(|_| before != 0);
-                }
+            let generation = self.page.begin_read(WORD_GENERATION);
+            if generation == 0 {
+                return None;
+            }
+            let result = read(&self.page, copy_of(generation));
+            if self.page.end_read(WORD_GENERATION) == generation {
+                return result;
             }
             std::hint::spin_loop();
         }
         None
     }
 
-    fn locate(page: &Page, region: u32, offset: u64, len: usize) -> Option<usize> {
+    fn locate(page: &Page, copy: usize, region: u32, offset: u64, len: usize) -> Option<usize> {
         if region == CONFIG_REGION {
             let end = offset.checked_add(len as u64)?;
-            return (end <= CONFIG_SIZE as u64).then_some(CONFIG_AT + offset as usize);
+            return (end <= CONFIG_SIZE as u64).then_some(copy + CONFIG_AT + offset as usize);
         }
-        let windows = (page.load(WORD_WINDOWS) as usize).min(MAX_WINDOWS);
+        let load = |at: usize| page.load((copy + at) / 4);
+        let windows = (load(WINDOWS_NUMBER_AT) as usize).min(MAX_WINDOWS);
         (0..windows).find_map(|i| {
-            let at = (WINDOW_TABLE + i * WINDOW_ENTRY) / 4;
-            let bytes = u64::from(page.load(at + 1)).min(WINDOW_SIZE as u64);
-            let start = u64::from(page.load(at + 2)) | u64::from(page.load(at + 3)) << 32;
+            let at = WINDOW_TABLE + i * WINDOW_ENTRY;
+            let bytes = u64::from(load(at + 4)).min(WINDOW_SIZE as u64);
+            let start = u64::from(load(at + 8)) | u64::from(load(at + 12)) << 32;
             let inside = offset.checked_sub(start)?;
-            (page.load(at) == region && inside.checked_add(len as u64)? <= bytes)
-                .then_some(WINDOWS_AT + i * WINDOW_SIZE + inside as usize)
+            (load(at) == region && inside.checked_add(len as u64)? <= bytes)
+                .then_some(copy + WINDOWS_AT + i * WINDOW_SIZE + inside as usize)
         })
     }
 }
@@ -229,6 +263,35 @@ mod tests {
                 !reader.read(region, offset, &mut data),
                 "{region} {offset:#x}"
             );
+        }
+    }
+
+    #[test]
+    fn a_writer_that_dies_inside_a_change_leaves_the_last_content_in_force() {
+        let (mut writer, fd) = ShadowWriter::new().unwrap();
+        let reader = ShadowReader::new(&fd).unwrap();
+        let on = ConfigState {
+            bus_master: true,
+            ..Default::default()
+        };
+        for last in 1..=3u8 {
+            writer
+                .publish(&[last; 4096], &[window(&[last])], on)
+                .unwrap();
+            let next = after(writer.page.load(WORD_GENERATION));
+            writer.fill(copy_of(next), &[0xee; 4096], &[], ConfigState::default());
+            let (mut config, mut register) = ([0; 8], [0]);
+            assert!(reader.read(7, 100, &mut config) && reader.read(0, 0x2000, &mut register));
+            assert_eq!((config, register), ([last; 8], [last]));
+            assert_eq!(reader.state(), on);
+        }
+    }
+
+    #[test]
+    fn generations_alternate_between_the_copies_and_skip_zero() {
+        assert_eq!([after(0), after(1), after(u32::MAX)], [1, 2, 2]);
+        for generation in [0, 1, 7, u32::MAX - 1, u32::MAX] {
+            assert_ne!(copy_of(generation), copy_of(after(generation)));
         }
     }
 

@@ -100,23 +100,22 @@ impl Page {
         }
     }
 
-    /// Marks the content as changing: what follows is not seen before the mark.
-    pub(super) fn begin_write(&self, word: usize, odd: u32) {
-        self.store(word, odd);
+    /// What is stored from now on is seen only by who also sees every switch before.
+    pub(super) fn before_change(&self) {
         fence(Ordering::Release);
     }
 
-    /// Marks the content as whole.
-    pub(super) fn end_write(&self, word: usize, even: u32) {
+    /// Stores a word that makes all stores before it count.
+    pub(super) fn switch(&self, word: usize, value: u32) {
         if let Some(w) = self.words().get(word) {
-            w.store(even, Ordering::Release);
+            w.store(value, Ordering::Release);
         }
     }
 
     pub(super) fn begin_read(&self, word: usize) -> u32 {
         self.words()
             .get(word)
-            .map_or(1, |w| w.load(Ordering::Acquire))
+            .map_or(0, |w| w.load(Ordering::Acquire))
     }
 
     pub(super) fn end_read(&self, word: usize) -> u32 {
