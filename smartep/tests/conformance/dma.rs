@@ -381,3 +381,19 @@ fn a_file_first_seen_read_only_can_be_written_through_a_better_descriptor() {
     assert!(reader.pin().translate(0x10000, 4, Access::Write).is_ok());
     assert!(reader.pin().translate(0, 4, Access::Write).is_err());
 }
+
+#[test]
+fn more_maps_than_agreed_on_are_refused_until_some_go() {
+    let served = serve();
+    let mut raw = served.raw();
+    let version = b"\0\0\0\0{\"capabilities\":{\"max_dma_maps\":3}}\0";
+    assert_eq!(raw.call(1, version).error, None);
+    for i in 0..3 {
+        assert_eq!(raw.map(0x1000 * i, 0x1000, None), None);
+    }
+    assert_eq!(raw.map(0x8000, 0x1000, None), Some(28));
+    assert_eq!(raw.unmap(0, 0x2000, 0).error, None);
+    assert_eq!(raw.map(0x8000, 0x1000, None), None);
+    assert_eq!(raw.map(0x9000, 0x1000, None), None);
+    assert_eq!(raw.map(0xa000, 0x1000, None), Some(28));
+}
