@@ -51,8 +51,12 @@ pub fn open(kind: &LinkKind, fds: Vec<OwnedFd>) -> Result<Box<dyn Port>, OpenErr
             )?)
         }
         LinkKind::Tap { name } => {
-            none(fds)?;
-            Box::new(TapPort::open(name)?)
+            let mut fds = fds.into_iter();
+            match (fds.next(), fds.len()) {
+                (None, _) => Box::new(TapPort::open(name)?),
+                (Some(tap), 0) => Box::new(TapPort::from_fd(tap)?),
+                (Some(_), more) => return Err(OpenError::Descriptors(1 + more, 1)),
+            }
         }
         LinkKind::Loopback => {
             none(fds)?;

@@ -61,6 +61,7 @@ pub enum TapError {
 #[derive(Debug)]
 pub struct TapPort {
     name: String,
+    interface: String,
     tap: OwnedFd,
     /// Watches the TAP only while armed: the TAP itself would stay readable, and keep everybody
     /// awake, while the sink has no room.
@@ -93,7 +94,7 @@ impl TapPort {
         let port = Self::from_fd(sys::open(name)?)?;
         // An owner without CAP_NET_ADMIN may use the interface but not set it up; then the host's
         // administrator does.
-        if let Err(error) = sys::set_up(&port.name) {
+        if let Err(error) = sys::set_up(&port.interface) {
             log::info!("the TAP interface {name} is left as it is: {error}");
         }
         Ok(port)
@@ -104,14 +105,15 @@ impl TapPort {
     /// # Errors
     /// The descriptor is something else, or the kernel refuses the offloads.
     pub fn from_fd(tap: OwnedFd) -> Result<Self, TapError> {
-        let name = sys::check(tap.as_fd())?;
-        let setup = |error| TapError::Setup(name.clone(), error);
+        let interface = sys::check(tap.as_fd())?;
+        let setup = |error| TapError::Setup(interface.clone(), error);
         sys::configure(tap.as_fd()).map_err(setup)?;
         let wake = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(setup)?;
         let data = EventData::new_u64(0);
         epoll::add(&wake, &tap, data, EventFlags::empty()).map_err(setup)?;
         Ok(Self {
-            name,
+            name: format!("tap {interface}"),
+            interface,
             tap,
             wake,
             buf: vec![0; HEADER + MAX_FRAME].into_boxed_slice(),
@@ -124,9 +126,14 @@ impl TapPort {
         })
     }
 
+    /// Name of the interface.
+    pub fn interface(&self) -> &str {
+        &self.interface
+    }
+
     fn watch(&self, events: EventFlags) {
         if let Err(error) = epoll::modify(&self.wake, &self.tap, EventData::new_u64(0), events) {
-            log::error!("cannot watch the TAP interface {}: {error}", self.name);
+            log::error!("cannot watch the TAP interface {}: {error}", self.interface);
         }
     }
 
@@ -136,7 +143,7 @@ impl TapPort {
         } else {
             error.to_string()
         };
-        log::error!("TAP interface {} goes down: {reason}", self.name);
+        log::error!("{} goes down: {reason}", self.name);
         self.down = Some(reason);
         self.watch(EventFlags::empty());
     }

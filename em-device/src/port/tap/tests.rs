@@ -35,7 +35,7 @@ fn ours(frames: Vec<(FrameMeta, Vec<u8>)>) -> Vec<(FrameMeta, Vec<u8>)> {
 #[test]
 fn frames_reach_the_host_and_come_from_it() {
     let Some(mut port) = tap("a") else { return };
-    let host = packet::socket(port.name());
+    let host = packet::socket(port.interface());
     let sent = frame(7, 1000);
     send(&mut port, FrameMeta::default(), &sent).unwrap();
     let mut buf = [0u8; 2000];
@@ -70,7 +70,7 @@ fn frames_reach_the_host_and_come_from_it() {
 #[test]
 fn a_frame_left_for_later_is_kept_and_nobody_is_woken_for_it() {
     let Some(mut port) = tap("b") else { return };
-    let host = packet::socket(port.name());
+    let host = packet::socket(port.interface());
     for byte in [1, 2] {
         packet::send(&host, &frame(byte, 60));
     }
@@ -113,7 +113,7 @@ fn a_segment_for_the_host_in_many_pieces_is_taken_with_its_offloads() {
 #[test]
 fn a_name_that_is_taken_is_an_error_that_says_so() {
     let Some(port) = tap("d") else { return };
-    let error = TapPort::open(port.name()).unwrap_err();
+    let error = TapPort::open(port.interface()).unwrap_err();
     assert!(matches!(error, TapError::Busy(_)), "{error}");
     let error = TapPort::open("lo").unwrap_err();
     assert!(matches!(error, TapError::OtherKind(_)), "{error}");
@@ -155,4 +155,77 @@ fn the_header_of_the_tap_is_that_of_virtio_net() {
     };
     assert_eq!(from_header(&to_header(&meta)), meta);
     assert_eq!(to_header(&meta)[2..4], 0x0102u16.to_ne_bytes());
+}
+
+fn ip(words: &str) {
+    let done = std::process::Command::new("ip")
+        .args(words.split(' '))
+        .status()
+        .unwrap();
+    assert!(done.success(), "ip {words}");
+}
+
+#[test]
+fn the_hosts_stack_leaves_checksums_to_the_port_and_takes_unfinished_ones() {
+    use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};
+    use std::time::Duration;
+    let Some(mut port) = tap("e") else { return };
+    let name = port.interface().to_owned();
+    if !std::path::Path::new("/proc/net/if_inet6").exists() {
+        eprintln!("NOT RUN, needs IPv6");
+        return;
+    }
+    // Link-local addresses: whatever networks the host is in, they are not touched.
+    ip(&format!("addr add fe80::d1/64 dev {name} nodad"));
+    ip(&format!(
+        "neigh add fe80::d2 lladdr 02:00:00:00:00:02 dev {name}"
+    ));
+    let index = std::fs::read_to_string(format!("/sys/class/net/{name}/ifindex")).unwrap();
+    let scope: u32 = index.trim().parse().unwrap();
+    let address = |last, port| {
+        let ip = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, last);
+        SocketAddrV6::new(ip, port, 0, scope)
+    };
+    let socket = UdpSocket::bind(address(0xd1, 0)).unwrap();
+    socket.send_to(b"to the guest", address(0xd2, 9)).unwrap();
+    let (meta, frame) = loop {
+        let frames = take(&mut port, 1);
+        if let Some(found) = frames
+            .into_iter()
+            .find(|(_, f)| f.ends_with(b"to the guest"))
+        {
+            break found;
+        }
+        if !port.arm() {
+            assert!(readable(port.wake_fd().unwrap(), 10_000), "no datagram");
+        }
+        port.disarm();
+    };
+    assert!(meta.needs_csum());
+    // The same datagram back. The sum of the pseudo-header does not change when both sides swap.
+    let mut back = frame.clone();
+    back[..6].copy_from_slice(&frame[6..12]);
+    back[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
+    back[22..38].copy_from_slice(&frame[38..54]);
+    back[38..54].copy_from_slice(&frame[22..38]);
+    back[54..56].copy_from_slice(&frame[56..58]);
+    back[56..58].copy_from_slice(&frame[54..56]);
+    let wait = Some(Duration::from_secs(10));
+    socket.set_read_timeout(wait).unwrap();
+    send(&mut port, meta, &back).unwrap();
+    let mut data = [0; 64];
+    let len = socket.recv(&mut data).unwrap();
+    assert_eq!(&data[..len], b"to the guest");
+}
+
+#[test]
+fn an_interface_that_is_removed_takes_the_carrier_with_it() {
+    let Some(mut port) = tap("f") else { return };
+    ip(&format!("link del {}", port.interface()));
+    take(&mut port, 1);
+    assert!(!port.carrier());
+    assert!(port.down_reason().unwrap().contains("removed"));
+    let refused = send(&mut port, FrameMeta::default(), &frame(1, 60));
+    assert_eq!(refused, Err(TxError::Down));
+    assert!(!port.arm());
 }
