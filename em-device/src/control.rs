@@ -10,6 +10,8 @@ use smartep::ControlSide;
 use smartep::config::ConfigState;
 use smartep::shadow::ShadowReader;
 
+use crate::net::device::MacOverride;
+
 /// How long an access waits for the OM; a VMM gives up after 5 s.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// An OM that was silent for this long is not waited for.
@@ -43,6 +45,14 @@ impl OmLink {
         fabric.filter(|f| f.is_up())
     }
 
+    /// Takes a function's control side back to the state after power-on. Without an OM nothing
+    /// happens: the next VMM's connection does it again.
+    pub fn reset_function(&self, function: u32) {
+        if let Some(write) = RegisterWrite::reset(function) {
+            self.write(&write);
+        }
+    }
+
     fn write(&self, write: &RegisterWrite) -> Option<u32> {
         let om = self.get().filter(|f| f.last_heard().elapsed() < SILENT)?;
         match om
@@ -63,6 +73,22 @@ struct RegisterWrite {
     address: u32,
     byte_enable: u8,
     value: u32,
+}
+
+impl RegisterWrite {
+    /// The write that resets a function.
+    fn reset(function: u32) -> Option<Self> {
+        let register = ControlAddress {
+            function,
+            region: ControlAddress::RESET_REGION,
+            offset: 0,
+        };
+        Some(Self {
+            address: register.to_bits()?,
+            byte_enable: 15,
+            value: 1,
+        })
+    }
 }
 
 /// Cuts a write into aligned 4-byte accesses with byte enables. What has no register address is dropped.
@@ -96,22 +122,58 @@ fn register_writes(function: u32, region: u32, offset: u64, data: &[u8]) -> Vec<
     writes
 }
 
+/// Where a driver reads the MAC address, and the one it set itself: `mac` of the device
+/// configuration shows it (virtio 1.3 §5.1.6.5.2.1).
+#[derive(Debug)]
+pub struct MacOverlay {
+    /// vfio region index.
+    pub region: u32,
+    /// First byte of the address.
+    pub offset: u64,
+    /// The driver's address, if it set one.
+    pub mac: Arc<MacOverride>,
+}
+
+impl MacOverlay {
+    fn apply(&self, region: u32, offset: u64, data: &mut [u8]) {
+        let Some(mac) = self.mac.get().filter(|_| region == self.region) else {
+            return;
+        };
+        for (i, to) in data.iter_mut().enumerate() {
+            let at = offset.saturating_add(i as u64).checked_sub(self.offset);
+            let byte = at
+                .and_then(|at| usize::try_from(at).ok())
+                .and_then(|at| mac.get(at));
+            if let Some(byte) = byte {
+                *to = *byte;
+            }
+        }
+    }
+}
+
 /// One function's control side.
 #[derive(Debug)]
 pub struct RemoteControl {
     function: u32,
     shadow: Arc<ShadowReader>,
     om: Arc<OmLink>,
+    overlay: Option<MacOverlay>,
     queued: VecDeque<RegisterWrite>,
 }
 
 impl RemoteControl {
     /// For function `function`.
-    pub fn new(function: u32, shadow: Arc<ShadowReader>, om: Arc<OmLink>) -> Self {
+    pub fn new(
+        function: u32,
+        shadow: Arc<ShadowReader>,
+        om: Arc<OmLink>,
+        overlay: Option<MacOverlay>,
+    ) -> Self {
         Self {
             function,
             shadow,
             om,
+            overlay,
             queued: VecDeque::new(),
         }
     }
@@ -140,19 +202,16 @@ impl RemoteControl {
 
 impl ControlSide for RemoteControl {
     fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) {
-        if self.shadow.read(region, offset, data) {
-            return;
-        }
-        // Not all of it is shadowed: byte by byte, and ones where nothing is.
-        for (i, byte) in data.iter_mut().enumerate() {
-            let mut one = [0xff];
-            if !self
-                .shadow
-                .read(region, offset.saturating_add(i as u64), &mut one)
-            {
-                one = [0xff];
+        if !self.shadow.read(region, offset, data) {
+            // Not all of it is shadowed: byte by byte, and ones where nothing is.
+            for (i, byte) in data.iter_mut().enumerate() {
+                let (at, mut one) = (offset.saturating_add(i as u64), [0]);
+                let found = self.shadow.read(region, at, &mut one);
+                *byte = if found { one[0] } else { 0xff };
             }
-            *byte = one[0];
+        }
+        if let Some(overlay) = &self.overlay {
+            overlay.apply(region, offset, data);
         }
     }
 
@@ -166,19 +225,8 @@ impl ControlSide for RemoteControl {
 
     fn reset(&mut self) -> ConfigState {
         self.queued.clear();
-        let region = ControlAddress::RESET_REGION;
-        let reset = ControlAddress {
-            function: self.function,
-            region,
-            offset: 0,
-        };
-        let Some(address) = reset.to_bits() else {
+        let Some(write) = RegisterWrite::reset(self.function) else {
             return self.state();
-        };
-        let write = RegisterWrite {
-            address,
-            byte_enable: 15,
-            value: 1,
         };
         self.write_all(vec![write]).unwrap_or_else(|| self.state())
     }
@@ -216,6 +264,28 @@ mod tests {
     }
 
     #[test]
+    fn the_address_that_the_driver_set_is_read_back() {
+        let mac = Arc::new(MacOverride::default());
+        let overlay = MacOverlay {
+            region: 0,
+            offset: 0x2000,
+            mac: mac.clone(),
+        };
+        let read = |region, offset| {
+            let mut data = [0xee; 4];
+            overlay.apply(region, offset, &mut data);
+            data
+        };
+        assert_eq!(read(0, 0x2000), [0xee; 4]);
+        mac.set(Some([2, 3, 4, 5, 6, 7]));
+        assert_eq!(read(0, 0x1ffe), [0xee, 0xee, 2, 3]);
+        assert_eq!(read(0, 0x2004), [6, 7, 0xee, 0xee]);
+        assert_eq!(read(1, 0x2000), [0xee; 4]);
+        mac.set(None);
+        assert_eq!(read(0, 0x2000), [0xee; 4]);
+    }
+
+    #[test]
     fn without_an_om_writes_wait_and_reads_come_from_the_shadow() {
         let (mut writer, fd) = smartep::shadow::ShadowWriter::new().unwrap();
         let state = ConfigState {
@@ -224,7 +294,7 @@ mod tests {
         };
         writer.publish(&[0x5a; 4096], &[], state).unwrap();
         let shadow = Arc::new(ShadowReader::new(&fd).unwrap());
-        let mut control = RemoteControl::new(0, shadow, Arc::default());
+        let mut control = RemoteControl::new(0, shadow, Arc::default(), None);
         assert_eq!(control.write(7, 4, &[6, 0]), state);
         assert_eq!(control.queued.len(), 1);
         let mut data = [0; 4];

@@ -17,7 +17,7 @@ use smartep::server::{Server, StopFd};
 use smartep::shadow::{ShadowError, ShadowReader};
 use thiserror::Error;
 
-use crate::control::{OmLink, RemoteControl};
+use crate::control::{MacOverlay, OmLink, RemoteControl};
 use crate::net::device::{MacOverride, NetDevice, queue_count};
 use crate::net::features;
 use crate::net::links::Links;
@@ -91,9 +91,14 @@ impl Endpoint {
             Arc::new(move |state| report(&om, id, state))
         };
         let (reader, device_spec, device_signals) = (table.reader(), net.clone(), signals.clone());
+        let mac = Arc::new(MacOverride::default());
+        let overlay = MacOverlay {
+            region: net.layout.bar,
+            offset: u64::from(net.layout.device.offset),
+            mac: mac.clone(),
+        };
         worker
             .run(move |state| {
-                let mac = Arc::new(MacOverride::default());
                 let device = NetDevice::new(id, device_spec, device_signals, reader, mac, report);
                 state.functions.insert(
                     id,
@@ -114,7 +119,7 @@ impl Endpoint {
             om.clone(),
         ));
         data.link_changed();
-        let control = Box::new(RemoteControl::new(id, shadow, om));
+        let control = Box::new(RemoteControl::new(id, shadow, om, Some(overlay)));
         let mut server = Server::new(info, table.clone(), irqs, control, data.clone());
         let stop = StopFd::new()?;
         let listener = UnixListener::from(listener);
@@ -326,6 +331,7 @@ impl DataSide for VirtioData {
 
     fn disconnected(&self) {
         self.stop_device();
+        self.om.reset_function(self.id);
         *lock(&self.connected) = false;
         report(&self.om, self.id, FunctionState::Waiting);
     }

@@ -117,6 +117,13 @@ impl Driver {
         }
     }
 
+    /// The same with its memory zeroed, as a driver that starts anew has it.
+    pub(crate) fn fresh(memory: &Memory, n: u64, size: u16) -> Self {
+        let this = Self::new(memory, n, size);
+        memory.write(this.setup.desc, &[0; 0x1_0000]);
+        this
+    }
+
     pub(crate) fn descriptor(&self, index: u16, (addr, len): (u64, u32), flags: u16, next: u16) {
         self.descriptor_at(self.setup.desc, index, (addr, len), flags, next);
     }

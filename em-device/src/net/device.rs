@@ -44,7 +44,7 @@ impl MacOverride {
         Some(mac)
     }
 
-    fn set(&self, mac: Option<Mac>) {
+    pub(crate) fn set(&self, mac: Option<Mac>) {
         let bits = mac.map_or(0, |[a, b, c, d, e, f]| {
             u64::from_be_bytes([1, 0, a, b, c, d, e, f])
         });

@@ -219,7 +219,8 @@ impl Loop {
             }
             let since = *idle_since.get_or_insert_with(Instant::now);
             if since.elapsed() < self.spin.window() {
-                std::hint::spin_loop();
+                // On a busy host the guest that makes the work may need this core.
+                std::thread::yield_now();
                 continue;
             }
             self.shared
