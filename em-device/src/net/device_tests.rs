@@ -17,6 +17,9 @@ const CTRL: usize = 4;
 /// Where the driver's buffers lie.
 const DATA: u64 = BASE + 0x10_0000;
 
+/// Address, length, flags.
+type Buffers<'a> = &'a [(u64, u32, u16)];
+
 struct Bench {
     device: NetDevice,
     links: Links,
@@ -224,7 +227,7 @@ fn a_driver_without_merging_gets_a_frame_in_one_chain_or_not_at_all() {
 #[test]
 fn bad_receive_buffers_are_given_back_and_the_frame_takes_the_next() {
     let mut b = Bench::new(OFFERED);
-    let cases: [(&str, &[(u64, u32, u16)]); 5] = [
+    let cases: [(&str, Buffers<'_>); 5] = [
         (drop_reason::WRONG_DIRECTION, &[(buffer(0), 2048, 0)]),
         (drop_reason::SMALL_BUFFER, &[(buffer(0), 5, WRITE)]),
         (drop_reason::SMALL_BUFFER, &[(buffer(0), 0, WRITE)]),
@@ -258,8 +261,7 @@ fn a_bad_buffer_in_the_middle_of_a_merge_takes_those_before_it_along() {
 
 #[test]
 fn transmit_chains_that_are_no_frames_come_back_with_a_reason() {
-    type Buffers = &'static [(u64, u32, u16)];
-    let cases: [(&str, Buffers); 9] = [
+    let cases: [(&str, Buffers<'_>); 9] = [
         (drop_reason::SHORT_HEADER, &[(DATA, 5, 0)]),
         (drop_reason::SHORT_HEADER, &[(DATA, 0, 0)]),
         (drop_reason::SHORT_FRAME, &[(DATA, 12, 0)]),
