@@ -4,118 +4,230 @@
   guestctl.py --socket PATH wait-ready [--timeout S]
   guestctl.py --socket PATH run [--timeout S] 'COMMAND'
 
-`run` prints the command's output and ends with its status; 124 when the time is up.
+`run` prints what the command prints as it comes and ends with the command's status: 124 when the time is up (the
+command is ended in the guest), 125 when the guest does not answer or is gone.
 """
 
 import argparse
 import base64
+import binascii
 import secrets
 import select
 import socket
 import sys
 import time
 
+TIMED_OUT = 124
+UNREACHABLE = 125
+# Pieces of a script and of a write that an emulated serial port takes without loss.
+PIECE, BURST = 6000, 1024
+# A line longer than this is noise.
+LONGEST_LINE = 1 << 20
+
 
 class GuestError(Exception):
     """The guest did not answer; the text says what was waited for."""
 
 
+class Port:
+    """One connection to the control port, as lines. QEMU serves one connection at a time; others wait for it."""
+
+    def __init__(self, path, deadline, patience):
+        """Connects; for `patience` seconds a port that is not there (yet) is no error."""
+        self.path, self.deadline, self.rest = path, deadline, b""
+        give_up = min(deadline, time.monotonic() + patience)
+        while True:
+            self.socket = socket.socket(socket.AF_UNIX)
+            try:
+                self.socket.connect(path)
+                self.socket.setblocking(False)
+                return
+            except OSError as e:
+                self.socket.close()
+                if time.monotonic() >= give_up:
+                    raise GuestError(f"the guest is gone or not started: nothing answers at {path} ({e.strerror})")
+                time.sleep(0.05)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+
+    def _gone(self):
+        return GuestError(f"the guest is gone: QEMU closed the control port {self.path}")
+
+    def send(self, *words):
+        """One line. The line break before it ends whatever noise the guest has read so far."""
+        data = ("\n" + " ".join(words) + "\n").encode()
+        deadline = max(self.deadline, time.monotonic() + 1)
+        while data:
+            _, ready, _ = select.select([], [self.socket], [], 0.2)
+            try:
+                if ready:
+                    data = data[self.socket.send(data[:BURST]):]
+                elif time.monotonic() > deadline:
+                    raise GuestError("the guest does not read its control port; has it hung?")
+            except BlockingIOError:
+                pass
+            except OSError:
+                raise self._gone() from None
+
+    def lines(self, until=None):
+        """Words of the lines as they come, until the time is up (`until`: a time before the deadline)."""
+        end = self.deadline if until is None else min(until, self.deadline)
+        while True:
+            while b"\n" in self.rest:
+                line, self.rest = self.rest.split(b"\n", 1)
+                yield line.decode("ascii", "replace").split()
+            if len(self.rest) > LONGEST_LINE:
+                self.rest = b""
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            if select.select([self.socket], [], [], left)[0]:
+                try:
+                    data = self.socket.recv(65536)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    raise self._gone() from None
+                if not data:
+                    raise self._gone()
+                self.rest += data
+
+    def answered(self, answer, until=None):
+        """Whether this line came in time."""
+        return any(words == answer for words in self.lines(until))
+
+    def result(self, ident, write):
+        """Status of a command whose output goes to `write` as bytes; None when the time is up."""
+        for words in self.lines():
+            if words == ["LOST", ident]:
+                raise GuestError("the guest knows no such command; has it been restarted?")
+            if len(words) != 3 or words[1] != ident:
+                continue
+            if words[0] == "OUT":
+                try:
+                    write(base64.b64decode(words[2], validate=True))
+                except binascii.Error:
+                    pass  # noise that looks like output
+            elif words[0] == "END" and words[2].isdigit():
+                return int(words[2])
+        return None
+
+
 class Guest:
-    """A guest's control port: the unix socket of QEMU's chardev. One caller at a time."""
+    """A guest's control port: the unix socket of QEMU's chardev.
+
+    Each call connects anew, so that a call may come before or after a restart of the guest. QEMU serves one
+    connection at a time: a call made during another one (of any process) waits for that, within its own timeout.
+    Commands that shall run side by side are started with `spawn`. Timeouts are in seconds.
+    """
 
     def __init__(self, path):
         self.path = path
 
-    def _open(self, deadline):
-        while True:
-            s = socket.socket(socket.AF_UNIX)
-            try:
-                s.connect(self.path)
-                s.setblocking(False)
-                return s
-            except OSError as e:
-                s.close()
-                if time.monotonic() > deadline:
-                    raise GuestError(f"the control port {self.path} does not open: {e.strerror}")
-                time.sleep(0.05)
-
-    @staticmethod
-    def _lines(s, deadline, again=None):
-        """Lines as they come; sends `again` once a second until the first useful one. None at the deadline."""
-        rest, resend = b"", time.monotonic() + 1
-        while time.monotonic() < deadline:
-            ready, _, _ = select.select([s], [], [], min(0.2, max(0.01, deadline - time.monotonic())))
-            if ready:
-                data = s.recv(65536)
-                if not data:
-                    raise GuestError("the guest is gone: its control port was closed")
-                *lines, rest = (rest + data).split(b"\n")
-                yield from (line.strip().decode(errors="replace") for line in lines)
-            elif again and time.monotonic() > resend:
-                Guest._send(s, again, deadline)
-                resend = time.monotonic() + 1
-        yield None
-
-    @staticmethod
-    def _send(s, data, deadline):
-        """Sends all, in pieces that an emulated serial port takes without loss."""
-        while data:
-            _, ready, _ = select.select([], [s], [], 0.2)
-            if ready:
-                data = data[s.send(data[:1024]):]
-            elif time.monotonic() > deadline:
-                raise GuestError("the guest does not read its control port")
+    def _connect(self, timeout, patience=1.0):
+        return Port(self.path, time.monotonic() + timeout, patience)
 
     def wait_ready(self, timeout=60):
-        """Returns when the agent answers."""
-        deadline, nonce = time.monotonic() + timeout, secrets.token_hex(6)
-        ping = f"\nPING {nonce}\n".encode()
-        with self._open(deadline) as s:
-            self._send(s, ping, deadline)
-            for line in self._lines(s, deadline, again=ping):
-                if line is None:
-                    raise GuestError(f"no answer from the guest in {timeout:.0f} s")
-                if line == f"PONG {nonce}":
+        """Returns when the agent answers; also waits for QEMU to make the socket."""
+        nonce = secrets.token_hex(6)
+        with self._connect(timeout, timeout) as port:
+            while time.monotonic() < port.deadline:
+                port.send("PING", nonce)
+                if port.answered(["PONG", nonce], time.monotonic() + 1):
                     return
+        raise GuestError(f"no answer from the guest in {timeout:.0f} s")
 
-    def run(self, command, timeout=60):
-        """`(status, output)` of a shell command; status 124 when the time is up (it may go on in the guest)."""
-        deadline, ident, output = time.monotonic() + timeout, secrets.token_hex(4), []
-        text = base64.b64encode(command.encode()).decode()
-        with self._open(deadline) as s:
-            self._send(s, f"\nRUN {ident} {text}\n".encode(), deadline)
-            for line in self._lines(s, deadline):
-                if line is None:
-                    return 124, "".join(output)
-                words = line.split(" ")
-                if words[:2] == ["OUT", ident] and len(words) == 3:
-                    output.append(words[2])
-                elif words[:2] == ["END", ident] and len(words) == 3 and words[2].isdigit():
-                    return int(words[2]), base64.b64decode("".join(output)).decode(errors="replace")
-        return 124, ""
+    @staticmethod
+    def _submit(port, verb, command):
+        """Sends a script, a long one in pieces that the guest acknowledges; its id."""
+        ident, data = secrets.token_hex(6), command.encode()
+        pieces = [base64.b64encode(data[i:i + PIECE]).decode() for i in range(0, len(data), PIECE)] or [""]
+        for piece in pieces[:-1]:
+            port.send("ADD", ident, piece)
+            if not port.answered(["GOT", ident]):
+                raise GuestError("the guest did not take the command in time")
+        port.send(verb, ident, pieces[-1])
+        return ident
+
+    def run(self, command, timeout=60, write=None):
+        """`(status, output)` of a shell script. When the time is up it is ended and the status is 124.
+
+        With `write` the output goes there as bytes while the command runs, and the output returned is empty.
+        """
+        output = bytearray()
+        with self._connect(timeout) as port:
+            ident = self._submit(port, "RUN", command)
+            try:
+                status = port.result(ident, write or output.extend)
+            except KeyboardInterrupt:
+                port.send("KILL", ident)
+                raise
+            if status is None:
+                port.send("KILL", ident)
+                status = TIMED_OUT
+        return status, output.decode(errors="replace")
+
+    def spawn(self, command, timeout=10):
+        """Starts a shell script in the guest and returns its id, for `wait` and `kill`."""
+        with self._connect(timeout) as port:
+            ident = self._submit(port, "SPAWN", command)
+            if not port.answered(["STARTED", ident]):
+                raise GuestError(f"the guest did not start the command in {timeout:.0f} s")
+            return ident
+
+    def wait(self, ident, timeout=60, write=None):
+        """`(status, output)` of a spawned command, as `run`; with status 124 it runs on and may be waited for again.
+
+        The id is used up when the command has ended.
+        """
+        output, tag = bytearray(), secrets.token_hex(6)
+        with self._connect(timeout) as port:
+            port.send("WAIT", ident, tag)
+            status = port.result(tag, write or output.extend)
+            port.send("LEAVE" if status is None else "DROP", ident)
+        return TIMED_OUT if status is None else status, output.decode(errors="replace")
+
+    def kill(self, ident, timeout=10):
+        """Ends a spawned command and what it started; `wait` then gives its status."""
+        nonce = secrets.token_hex(6)
+        with self._connect(timeout) as port:
+            port.send("KILL", ident)
+            port.send("PING", nonce)
+            if not port.answered(["PONG", nonce]):
+                raise GuestError(f"no answer from the guest in {timeout:.0f} s")
+
+
+def print_now(data):
+    """Output of a command, at once."""
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
 
 
 def main():
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--socket", required=True)
+    parser.add_argument("--socket", required=True, help="unix socket of the chardev behind the guest's control port")
     parser.add_argument("action", choices=("run", "wait-ready"))
-    parser.add_argument("command", nargs="?")
-    parser.add_argument("--timeout", type=float, default=60)
+    parser.add_argument("command", nargs="?", help="shell script for `run`")
+    parser.add_argument("--timeout", type=float, default=60, help="seconds, 60 by default")
     args = parser.parse_intermixed_args()
+    if (args.action == "run") != (args.command is not None):
+        parser.error("`run` needs one command, `wait-ready` none")
     guest = Guest(args.socket)
     try:
-        if args.action == "wait-ready":
-            guest.wait_ready(args.timeout)
-            return 0
-        if not args.command:
-            parser.error("run needs a command")
-        status, output = guest.run(args.command, args.timeout)
-        sys.stdout.write(output)
-        return status
+        if args.action == "run":
+            return guest.run(args.command, args.timeout, print_now)[0]
+        guest.wait_ready(args.timeout)
+        return 0
     except GuestError as e:
         print(f"guestctl.py: {e}", file=sys.stderr)
-        return 125
+        return UNREACHABLE
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":
