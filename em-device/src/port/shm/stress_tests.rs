@@ -151,6 +151,42 @@ fn single_frames_wake_a_consumer_that_sleeps_each_time() {
     assert!(sleeps > 0, "the test is void if nobody ever slept");
 }
 
+/// Answers each frame with one, and sleeps in between, after a pause that differs: whoever misses
+/// its wake-up is not saved by a next frame, because there is none before it answers.
+fn volley(port: &mut ShmPort, rounds: u64, serves: bool, seed: u64) {
+    let mut random = Random(seed);
+    let mut bytes = [0u8; 60];
+    let parts = [VolatileSlice::from(&mut bytes[..])];
+    let frame = Frame::new(FrameMeta::default(), &parts);
+    for round in 0..rounds {
+        if serves || round > 0 {
+            port.transmit(&frame).unwrap();
+            port.flush();
+        }
+        while port.receive(1, &mut |_: &Frame<'_>| Rx::Taken) == 0 {
+            for _ in 0..random.below(200) {
+                std::hint::spin_loop();
+            }
+            if !port.arm() {
+                let woken = readable(port.wake_fd().unwrap(), DEADLINE_MS);
+                assert!(woken, "lost wake-up in round {round}");
+            }
+            port.disarm();
+        }
+    }
+    port.transmit(&frame).unwrap();
+    port.flush();
+}
+
+#[test]
+fn a_volley_never_stops_for_a_lost_wake_up() {
+    let (mut a, mut b) = pair();
+    std::thread::scope(|scope| {
+        scope.spawn(|| volley(&mut a, 150_000, true, 3));
+        volley(&mut b, 150_000, false, 4);
+    });
+}
+
 #[test]
 fn long_frames_fill_the_ring_and_the_producer_sleeps_and_wakes() {
     run(&Mix {
