@@ -100,6 +100,15 @@ class Port:
         """Whether this line came in time."""
         return any(words == answer for words in self.lines(until))
 
+    def finish(self, *words, grace=5):
+        """A last line, and proof that the guest has read it: QEMU loses what is on its way when a connection ends."""
+        nonce = secrets.token_hex(6)
+        self.deadline = max(self.deadline, time.monotonic() + grace)
+        self.send(*words)
+        self.send("PING", nonce)
+        if not self.answered(["PONG", nonce], time.monotonic() + grace):
+            raise GuestError(f"no answer from the guest in {grace:.0f} s")
+
     def result(self, ident, write):
         """Status of a command whose output goes to `write` as bytes; None when the time is up."""
         for words in self.lines():
@@ -164,11 +173,14 @@ class Guest:
             try:
                 status = port.result(ident, write or output.extend)
             except KeyboardInterrupt:
-                port.send("KILL", ident)
+                port.finish("KILL", ident)
                 raise
             if status is None:
-                port.send("KILL", ident)
                 status = TIMED_OUT
+                try:
+                    port.finish("KILL", ident)
+                except GuestError:
+                    pass  # a guest that hangs: the time is up all the same
         return status, output.decode(errors="replace")
 
     def spawn(self, command, timeout=10):
@@ -188,17 +200,13 @@ class Guest:
         with self._connect(timeout) as port:
             port.send("WAIT", ident, tag)
             status = port.result(tag, write or output.extend)
-            port.send("LEAVE" if status is None else "DROP", ident)
+            port.finish("LEAVE" if status is None else "DROP", ident)
         return TIMED_OUT if status is None else status, output.decode(errors="replace")
 
     def kill(self, ident, timeout=10):
         """Ends a spawned command and what it started; `wait` then gives its status."""
-        nonce = secrets.token_hex(6)
         with self._connect(timeout) as port:
-            port.send("KILL", ident)
-            port.send("PING", nonce)
-            if not port.answered(["PONG", nonce]):
-                raise GuestError(f"no answer from the guest in {timeout:.0f} s")
+            port.finish("KILL", ident, grace=timeout)
 
 
 def print_now(data):
