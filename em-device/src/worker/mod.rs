@@ -153,7 +153,7 @@ impl Handle {
     }
 }
 
-/// The thread. Ends when every [`Handle`] is gone.
+/// The thread. Ends at its next wake-up after every [`Handle`] is gone; with the process at the latest.
 #[derive(Debug)]
 pub struct Worker {
     thread: JoinHandle<()>,
@@ -187,7 +187,7 @@ impl Worker {
         Ok((Self { thread }, handle))
     }
 
-    /// Waits for the end, after the last handle was dropped.
+    /// Waits for the end, after the last handle was dropped while the worker was awake.
     pub fn join(self) {
         if self.thread.join().is_err() {
             log::error!("the data path's thread panicked");
@@ -301,9 +301,9 @@ mod tests {
             let name = handle.run(|_| std::thread::current().name().map(String::from));
             assert_eq!(name.flatten().as_deref(), Some("data-path"));
         }
-        drop(handle);
-        // Handles are gone but the worker sleeps: it is woken by nobody, so this drop must not be needed.
-        drop(worker);
+        handle.run(|_| ()).unwrap();
+        // The worker may be about to sleep and nobody will wake it, so nobody waits for its end here.
+        drop((handle, worker));
     }
 
     #[test]
