@@ -85,7 +85,7 @@ class Vm:
         self.console_log = os.path.join(run_dir, f"{name}.console.log")
         self.process = None
         self.guest = Guest(self.path("ctl"))
-        line = f"console=ttyS0 quiet loglevel=4 panic=1 tsc=reliable mitigations=off dpu.ctl=ttyS1 dpu.name={name} {command_line}"
+        line = f"console=ttyS0 quiet loglevel=4 panic=1 tsc=reliable mitigations=off cryptomgr.notests dpu.ctl=ttyS1 dpu.name={name} {command_line}"
         self.argv = [
             qemu, "-name", name, "-nodefaults", "-no-user-config", "-display", "none",
             "-accel", accel, "-cpu", "host" if accel == "kvm" else "max", "-smp", str(cpus),
