@@ -14,7 +14,7 @@ use crate::control::OmLink;
 use crate::endpoint::Endpoint;
 use crate::net::links::Link;
 use crate::port::open::open;
-use crate::worker::{Handle, Worker};
+use crate::worker::Handle;
 
 /// How long the OM may take to answer the hello.
 const HELLO: Duration = Duration::from_secs(5);
@@ -52,7 +52,6 @@ pub struct Settings {
 /// A running EM.
 pub struct Em {
     shared: Arc<Shared>,
-    worker: Worker,
 }
 
 impl std::fmt::Debug for Em {
@@ -66,7 +65,7 @@ impl std::fmt::Debug for Em {
 impl Em {
     /// Starts the data path and introduces the EM to its OM, which then gives it functions.
     pub fn start(settings: &Settings) -> Result<Self, EmError> {
-        let (worker, handle) = Worker::start(settings.poll)?;
+        let handle = Handle::start(settings.poll)?;
         let shared = Arc::new(Shared {
             worker: handle,
             om: Arc::default(),
@@ -75,7 +74,7 @@ impl Em {
             changed: Condvar::new(),
         });
         shared.connect(&settings.om, &settings.name)?;
-        Ok(Self { shared, worker })
+        Ok(Self { shared })
     }
 
     /// Serves until the OM says to stop; or, without an OM, until no guest needs the EM any more.
@@ -107,7 +106,6 @@ impl Em {
             om.close();
         }
         self.shared.om.set(None);
-        drop(self.worker);
     }
 }
 

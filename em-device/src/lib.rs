@@ -4,7 +4,7 @@
 //! from a port through the receive filter into a guest's receive queue. One [`worker`] thread moves
 //! them all; [`endpoint`] joins a function's vfio-user connection with it.
 //!
-//! Start from [`Em`], which the program `em` and in-process tests run, and [`worker::Worker`].
+//! Start from [`Em`], which the program `em` and in-process tests run, and [`worker::Handle`].
 //!
 //! What it is not: it holds no policy and presents no configuration space; both are the
 //! Orchestration Module's, which tells it what to do over the M2M fabric.

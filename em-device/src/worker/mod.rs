@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, mpsc};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use m2m_fabric::proto::EmStats;
@@ -116,6 +115,34 @@ impl std::fmt::Debug for Handle {
 }
 
 impl Handle {
+    /// Starts the thread. `poll`: how long it looks for work at the most before it sleeps. It ends at its next
+    /// wake-up after every handle is gone; with the process at the latest.
+    pub fn start(poll: Duration) -> std::io::Result<Self> {
+        let (tasks, inbox) = mpsc::channel();
+        let shared = Arc::new(Shared {
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            asleep: AtomicBool::new(false),
+            progress: AtomicU64::new(0),
+            backlog: AtomicBool::new(false),
+        });
+        let handle = Handle {
+            tasks,
+            shared: shared.clone(),
+        };
+        std::thread::Builder::new()
+            .name("data-path".into())
+            .spawn(move || {
+                Loop {
+                    state: State::default(),
+                    shared,
+                    inbox,
+                    spin: Spin::new(poll),
+                }
+                .run()
+            })?;
+        Ok(handle)
+    }
+
     /// Runs a task between two rounds and waits for its result; `None` when the worker ended.
     pub fn run<R: Send + 'static>(
         &self,
@@ -150,48 +177,6 @@ impl Handle {
             shared.progress.load(Ordering::Relaxed),
             shared.backlog.load(Ordering::Relaxed),
         )
-    }
-}
-
-/// The thread. Ends at its next wake-up after every [`Handle`] is gone; with the process at the latest.
-#[derive(Debug)]
-pub struct Worker {
-    thread: JoinHandle<()>,
-}
-
-impl Worker {
-    /// Starts the thread. `poll`: how long it looks for work at the most before it sleeps.
-    pub fn start(poll: Duration) -> std::io::Result<(Self, Handle)> {
-        let (tasks, inbox) = mpsc::channel();
-        let shared = Arc::new(Shared {
-            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            asleep: AtomicBool::new(false),
-            progress: AtomicU64::new(0),
-            backlog: AtomicBool::new(false),
-        });
-        let handle = Handle {
-            tasks,
-            shared: shared.clone(),
-        };
-        let thread = std::thread::Builder::new()
-            .name("data-path".into())
-            .spawn(move || {
-                Loop {
-                    state: State::default(),
-                    shared,
-                    inbox,
-                    spin: Spin::new(poll),
-                }
-                .run()
-            })?;
-        Ok((Self { thread }, handle))
-    }
-
-    /// Waits for the end, after the last handle was dropped while the worker was awake.
-    pub fn join(self) {
-        if self.thread.join().is_err() {
-            log::error!("the data path's thread panicked");
-        }
     }
 }
 
@@ -293,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_task_runs_on_the_worker_and_its_result_comes_back() {
-        let (worker, handle) = Worker::start(Duration::from_micros(50)).unwrap();
+        let handle = Handle::start(Duration::from_micros(50)).unwrap();
         for sleep_first in [false, true] {
             if sleep_first {
                 std::thread::sleep(Duration::from_millis(20));
@@ -301,14 +286,11 @@ mod tests {
             let name = handle.run(|_| std::thread::current().name().map(String::from));
             assert_eq!(name.flatten().as_deref(), Some("data-path"));
         }
-        handle.run(|_| ()).unwrap();
-        // The worker may be about to sleep and nobody will wake it, so nobody waits for its end here.
-        drop((handle, worker));
     }
 
     #[test]
     fn ten_thousand_tasks_from_two_threads_all_run() {
-        let (_worker, handle) = Worker::start(Duration::from_micros(5)).unwrap();
+        let handle = Handle::start(Duration::from_micros(5)).unwrap();
         let total = Arc::new(AtomicU64::new(0));
         std::thread::scope(|scope| {
             for _ in 0..2 {
