@@ -136,6 +136,13 @@ impl Entry {
         self.direct.contains(addr)
     }
 
+    /// Where `addr`, which lies in the range, is in the mapping behind it.
+    pub(crate) fn locate(&self, addr: u64) -> Option<(&Arc<HostMapping>, u64)> {
+        let mapping = self.mapping.as_ref()?;
+        let first = (self.direct.host - mapping.host_address()) as u64;
+        Some((mapping, first + (addr - self.direct.start)))
+    }
+
     /// For a chunk to store beside the entry.
     pub(crate) fn direct(&self) -> &Direct {
         &self.direct

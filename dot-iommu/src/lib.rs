@@ -51,4 +51,4 @@ pub use perm::{Access, Perm};
 pub use sys::mapping::HostMapping;
 pub use sys::span::HostSpan;
 pub use table::{DotTable, MAX_RANGES, Unmapped};
-pub use view::{DotReader, DotView};
+pub use view::{DotReader, DotView, Located};

@@ -37,6 +37,17 @@ impl DotReader {
     }
 }
 
+/// Where guest memory lies in the file behind it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Located {
+    /// Number of the mapping.
+    pub mapping: u64,
+    /// Offset of the first byte in the mapping.
+    pub offset: u64,
+    /// Bytes that follow there; never 0.
+    pub len: u64,
+}
+
 /// A state of the table that does not change while it is held.
 #[derive(Debug)]
 pub struct DotView<'r> {
@@ -56,6 +67,26 @@ impl DotView<'_> {
         let range = self.candidate(addr);
         match range.and_then(|range| span::within(range, addr, len, access.bits())) {
             Some(span) => Ok(span),
+            None => Err(self.why_not(addr, len, access)),
+        }
+    }
+
+    /// Where `[addr, addr + len)` begins in the file behind it, for somebody who has the same file:
+    /// the mapping's [`HostMapping::id`](crate::HostMapping::id), the offset in the mapping, and how
+    /// many of the bytes follow there (the rest, if any, lies in the next range).
+    ///
+    /// Errors: as [`Self::translate`], but a range that ends early is none.
+    #[inline]
+    pub fn locate(&self, addr: u64, len: u64, access: Access) -> Result<Located, DotError> {
+        let entry = self
+            .lookup(addr)
+            .filter(|entry| len != 0 && entry.perm().allows(access));
+        match entry.and_then(|entry| Some((entry, entry.locate(addr)?))) {
+            Some((entry, (mapping, offset))) => Ok(Located {
+                mapping: mapping.id(),
+                offset,
+                len: len.min((entry.last() - addr).saturating_add(1)),
+            }),
             None => Err(self.why_not(addr, len, access)),
         }
     }
@@ -100,6 +131,46 @@ impl DotView<'_> {
                 DotError::MessageOnly { addr }
             }
             _ => DotError::NotMapped { addr, len },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Backing, DotTable, HostMapping, Perm};
+
+    #[test]
+    fn a_location_names_the_mapping_and_ends_with_the_range() {
+        let table = DotTable::new();
+        let mapping = HostMapping::anonymous(0x10000).unwrap();
+        for (start, offset, perm) in [(0x1000, 0x4000, Perm::RW), (0x2000, 0x8000, Perm::R)] {
+            let backing = Backing::Mapped {
+                mapping: mapping.clone(),
+                offset,
+            };
+            table.map(start, 0x1000, perm, backing).unwrap();
+        }
+        table
+            .map(0x9000, 0x1000, Perm::RW, Backing::Message)
+            .unwrap();
+        let reader = table.reader();
+        let view = reader.pin();
+        let at = view.locate(0x1800, 0x1000, Access::Write).unwrap();
+        let expected = Located {
+            mapping: mapping.id(),
+            offset: 0x4800,
+            len: 0x800,
+        };
+        assert_eq!(at, expected);
+        assert_eq!(view.locate(0x2fff, 1, Access::Read).unwrap().offset, 0x8fff);
+        for (addr, len, access) in [
+            (0x2000, 1, Access::Write),
+            (0x3000, 1, Access::Read),
+            (0x9000, 1, Access::Read),
+            (0x1000, 0, Access::Read),
+        ] {
+            assert!(view.locate(addr, len, access).is_err(), "{addr:#x}");
         }
     }
 }

@@ -17,6 +17,7 @@ pub mod frame;
 pub mod net;
 pub mod offload;
 pub mod port;
+pub mod rdma;
 pub mod virtio;
 pub mod worker;
 

@@ -5,13 +5,15 @@ use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{self, FileType, MemfdFlags, SealFlags};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use vm_memory::VolatileSlice;
 
 use crate::error::DotError;
-use crate::perm::Perm;
+use crate::perm::{Access, Perm};
+use crate::sys::span::HostSpan;
 
 /// One mapping of a file, or a part of one, that is shared with a VMM. It is unmapped when the
 /// last user drops it.
@@ -32,7 +34,11 @@ pub struct HostMapping {
     lead: usize,
     perm: Perm,
     shrink_sealed: bool,
+    id: u64,
 }
+
+/// The next mapping's number.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 // SAFETY: the struct owns an address range, not a thread's data. Every access to the memory itself
 // is a volatile or raw copy that assumes concurrent writers (other processes are such writers).
@@ -109,6 +115,7 @@ impl HostMapping {
             lead,
             perm,
             shrink_sealed,
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
         }))
     }
 
@@ -132,6 +139,25 @@ impl HostMapping {
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> u64 {
         (self.mapped - self.lead) as u64
+    }
+
+    /// Number of the mapping in this process, never used again: names it to who shares its file.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// `len` bytes from byte `offset`; `None` when they are not all inside, `len` is 0, or the
+    /// mapping's rights do not allow `access`.
+    #[inline]
+    pub fn span(&self, offset: u64, len: u64, access: Access) -> Option<HostSpan<'_>> {
+        let inside = len != 0 && offset.checked_add(len)? <= self.len();
+        if !inside || !self.perm.allows(access) {
+            return None;
+        }
+        let host = self.host_address() + offset as usize;
+        // SAFETY: the bytes lie in the mapping, which lives for as long as the borrow, and its
+        // protection allows the access; both were checked.
+        Some(unsafe { HostSpan::new(host, len as usize, access.bits()) })
     }
 
     /// Rights the mapping was made with.
@@ -229,6 +255,25 @@ mod tests {
         let part = HostMapping::new(fd.as_fd(), 0x1234, 0x10, Perm::R).unwrap();
         assert_eq!(part.len(), 0x10);
         assert_eq!(part.as_volatile_slice().read_obj::<u8>(0).unwrap(), 0x5a);
+    }
+
+    #[test]
+    fn a_span_stays_inside_the_mapping_and_its_rights() {
+        let fd = HostMapping::memfd(0x2000).unwrap();
+        let part = HostMapping::new(fd.as_fd(), 0x800, 0x1000, Perm::R).unwrap();
+        assert_eq!(part.span(0xfff, 1, Access::Read).unwrap().len(), 1);
+        for (offset, len) in [
+            (0xfff, 2),
+            (0x1000, 1),
+            (0, 0),
+            (u64::MAX, 2),
+            (0, u64::MAX),
+        ] {
+            assert!(part.span(offset, len, Access::Read).is_none());
+        }
+        assert!(part.span(0, 1, Access::Write).is_none());
+        let other = HostMapping::new(fd.as_fd(), 0x800, 0x1000, Perm::R).unwrap();
+        assert_ne!(part.id(), other.id());
     }
 
     #[test]

@@ -1,0 +1,422 @@
+//! Memory regions: who may touch which bytes, and where those are (IBTA 1.5 §10.6).
+
+use super::{MemKey, Pd, RegionChange};
+use std::ops::BitOr;
+use std::sync::Arc;
+use thiserror::Error;
+
+/// Regions a function can have.
+pub const MAX_REGIONS: usize = 1 << 20;
+
+/// Rights on a region, or of a queue pair's peer. Local reading is always allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Rights(u8);
+
+impl Rights {
+    /// Local reading only.
+    pub const NONE: Self = Self(0);
+    /// Receives, responses and atomics' old values may be stored.
+    pub const LOCAL_WRITE: Self = Self(1);
+    /// RDMA WRITE.
+    pub const REMOTE_WRITE: Self = Self(2);
+    /// RDMA READ.
+    pub const REMOTE_READ: Self = Self(4);
+    /// Atomics.
+    pub const REMOTE_ATOMIC: Self = Self(8);
+
+    /// Whether all of `needed` are there.
+    #[inline]
+    pub fn allow(self, needed: Self) -> bool {
+        self.0 & needed.0 == needed.0
+    }
+
+    /// `self` when `on`.
+    pub fn when(self, on: bool) -> Self {
+        if on { self } else { Self::NONE }
+    }
+}
+
+impl BitOr for Rights {
+    type Output = Self;
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// Where the bytes of a region are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Translation {
+    /// Addresses are bus addresses (guest physical ones without a vIOMMU).
+    Identity,
+    /// Pages.
+    Pages {
+        /// log₂ of their size in bytes, 12 to 31.
+        shift: u8,
+        /// Bus addresses, each a multiple of the size.
+        pages: Arc<[u64]>,
+        /// Bytes of the first page in front of the region's first.
+        offset: u64,
+    },
+}
+
+/// A memory region.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Region {
+    /// Its key with the valid variant.
+    pub key: MemKey,
+    /// Who may use it.
+    pub pd: Pd,
+    /// What for.
+    pub rights: Rights,
+    /// Address of its first byte.
+    pub start: u64,
+    /// Bytes; `u64::MAX` is everything from `start`.
+    pub len: u64,
+    /// Where it is.
+    pub translation: Translation,
+    /// Whether it may be used (a free region may be registered by a work request).
+    pub valid: bool,
+}
+
+/// Why an access is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum Denied {
+    /// No such key.
+    #[error("there is no valid memory region with this key")]
+    Key,
+    /// Another protection domain's.
+    #[error("the memory region belongs to another protection domain")]
+    Domain,
+    /// Not within.
+    #[error("the access is not within the memory region")]
+    Range,
+    /// Not allowed.
+    #[error("the memory region does not allow this")]
+    Rights,
+    /// The table is full, or the index out of range or taken.
+    #[error("the key's index cannot be used")]
+    Index,
+}
+
+/// The pieces of a region's range that are contiguous on the bus.
+#[derive(Debug, Clone)]
+pub struct Pieces<'r> {
+    region: &'r Region,
+    /// Distance from the region's first byte.
+    at: u64,
+    left: u64,
+}
+
+impl Iterator for Pieces<'_> {
+    /// Bus address and bytes.
+    type Item = (u64, u64);
+
+    #[inline]
+    fn next(&mut self) -> Option<(u64, u64)> {
+        if self.left == 0 {
+            return None;
+        }
+        let (bus, run) = match &self.region.translation {
+            Translation::Identity => (self.region.start.wrapping_add(self.at), self.left),
+            Translation::Pages {
+                shift,
+                pages,
+                offset,
+            } => {
+                let size = 1u64 << shift;
+                let at = self.at.wrapping_add(*offset);
+                let mut index = usize::try_from(at >> shift).ok()?;
+                let within = at & (size - 1);
+                let bus = pages.get(index)?.wrapping_add(within);
+                let mut run = (size - within).min(self.left);
+                // Neighbours on the bus are one piece.
+                while run < self.left {
+                    index += 1;
+                    match pages.get(index) {
+                        Some(page) if *page == bus.wrapping_add(run) => {
+                            run = run.saturating_add(size).min(self.left);
+                        }
+                        _ => break,
+                    }
+                }
+                (bus, run)
+            }
+        };
+        self.at = self.at.wrapping_add(run);
+        self.left -= run;
+        Some((bus, run))
+    }
+}
+
+impl Region {
+    /// The pieces of `[addr, addr + len)`, which [`Regions::check`] found within the region. They
+    /// end early when the translation does not cover the range.
+    #[inline]
+    pub fn pieces(&self, addr: u64, len: u64) -> Pieces<'_> {
+        Pieces {
+            region: self,
+            at: addr.wrapping_sub(self.start),
+            left: len,
+        }
+    }
+
+    fn covers(&self, addr: u64, len: u64) -> bool {
+        let Some(at) = addr.checked_sub(self.start) else {
+            return false;
+        };
+        at.checked_add(len).is_some_and(|end| end <= self.len)
+    }
+}
+
+/// All regions of a function by key.
+#[derive(Debug, Default)]
+pub struct Regions {
+    slots: Vec<Option<Region>>,
+    free: Vec<u32>,
+    count: usize,
+}
+
+impl Regions {
+    /// Indices below are never given out.
+    const FIRST: usize = 1;
+
+    /// An index that is free, for [`Self::insert`].
+    pub fn allocate(&mut self) -> Result<u32, Denied> {
+        if let Some(index) = self.free.pop() {
+            return Ok(index);
+        }
+        let index = self.slots.len().max(Self::FIRST);
+        if index >= MAX_REGIONS {
+            return Err(Denied::Index);
+        }
+        self.slots.resize(index + 1, None);
+        Ok(index as u32)
+    }
+
+    /// Puts a region at the index of its key, which [`Self::allocate`] gave.
+    pub fn insert(&mut self, region: Region) -> Result<(), Denied> {
+        let index = (region.key.0 >> 8) as usize;
+        match self.slots.get_mut(index) {
+            Some(slot @ None) => {
+                *slot = Some(region);
+                self.count += 1;
+                Ok(())
+            }
+            _ => Err(Denied::Index),
+        }
+    }
+
+    /// Removes the region at an index.
+    pub fn remove(&mut self, index: u32) -> Option<Region> {
+        let region = self.slots.get_mut(index as usize)?.take()?;
+        self.free.push(index);
+        self.count -= 1;
+        Some(region)
+    }
+
+    /// The region at an index.
+    pub fn get(&self, index: u32) -> Option<&Region> {
+        self.slots.get(index as usize)?.as_ref()
+    }
+
+    /// Number of regions.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Removes all of them.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// The region of `key` if `pd` may do `needed` in `[addr, addr + len)` of it.
+    #[inline]
+    pub fn check(
+        &self,
+        key: MemKey,
+        pd: Pd,
+        addr: u64,
+        len: u64,
+        needed: Rights,
+    ) -> Result<&Region, Denied> {
+        let region = self
+            .slots
+            .get((key.0 >> 8) as usize)
+            .and_then(Option::as_ref)
+            .filter(|region| region.key == key && region.valid)
+            .ok_or(Denied::Key)?;
+        if region.pd != pd {
+            return Err(Denied::Domain);
+        }
+        if !region.rights.allow(needed) {
+            return Err(Denied::Rights);
+        }
+        if !region.covers(addr, len) {
+            return Err(Denied::Range);
+        }
+        Ok(region)
+    }
+
+    /// Changes a region as a work request of `pd` asks.
+    pub fn change(&mut self, change: &RegionChange) -> Result<(), Denied> {
+        let region = self
+            .slots
+            .get_mut((change.key.0 >> 8) as usize)
+            .and_then(Option::as_mut)
+            .ok_or(Denied::Key)?;
+        if let Some(variant) = change.variant {
+            region.key = MemKey(region.key.0 & !0xff | u32::from(variant));
+        }
+        if let Some(pd) = change.pd {
+            region.pd = pd;
+        }
+        if let Some(rights) = change.rights {
+            region.rights = rights;
+        }
+        if let Some(start) = change.start {
+            region.start = start;
+        }
+        if let Some(len) = change.len {
+            region.len = len;
+        }
+        if let Some(translation) = &change.translation {
+            region.translation = translation.clone();
+        }
+        region.valid = change.valid;
+        Ok(())
+    }
+
+    /// Takes a key out of use until it is registered anew (SEND with invalidate, local invalidate).
+    pub fn invalidate(&mut self, key: MemKey, pd: Pd) -> Result<(), Denied> {
+        let region = self
+            .slots
+            .get_mut((key.0 >> 8) as usize)
+            .and_then(Option::as_mut)
+            .filter(|region| region.key == key && region.valid)
+            .ok_or(Denied::Key)?;
+        if region.pd != pd {
+            return Err(Denied::Domain);
+        }
+        region.valid = false;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paged(start: u64, len: u64, pages: &[u64]) -> Region {
+        Region {
+            key: MemKey(1 << 8 | 7),
+            pd: Pd(3),
+            rights: Rights::LOCAL_WRITE | Rights::REMOTE_READ,
+            start,
+            len,
+            translation: Translation::Pages {
+                shift: 12,
+                pages: pages.into(),
+                offset: start & 0xfff,
+            },
+            valid: true,
+        }
+    }
+
+    fn table(region: Region) -> Regions {
+        let mut regions = Regions::default();
+        assert_eq!(regions.allocate(), Ok(1));
+        regions.insert(region).unwrap();
+        regions
+    }
+
+    #[test]
+    fn an_access_needs_key_domain_rights_and_range() {
+        let regions = table(paged(0x1_0010, 0x1000, &[0x5000, 0x9000]));
+        let check = |key, pd, addr, len, rights| {
+            regions
+                .check(MemKey(key), Pd(pd), addr, len, rights)
+                .map(|_| ())
+        };
+        let key = 1 << 8 | 7;
+        assert_eq!(check(key, 3, 0x1_0010, 0x1000, Rights::REMOTE_READ), Ok(()));
+        assert_eq!(
+            check(key ^ 1, 3, 0x1_0010, 1, Rights::NONE),
+            Err(Denied::Key)
+        );
+        assert_eq!(
+            check(2 << 8, 3, 0x1_0010, 1, Rights::NONE),
+            Err(Denied::Key)
+        );
+        assert_eq!(
+            check(key, 4, 0x1_0010, 1, Rights::NONE),
+            Err(Denied::Domain)
+        );
+        let write = Rights::REMOTE_WRITE;
+        assert_eq!(check(key, 3, 0x1_0010, 1, write), Err(Denied::Rights));
+        for (addr, len) in [
+            (0x1_000f, 1),
+            (0x1_0010, 0x1001),
+            (u64::MAX, 2),
+            (0, u64::MAX),
+        ] {
+            assert_eq!(
+                check(key, 3, addr, len, Rights::NONE),
+                Err(Denied::Range),
+                "{addr:#x} {len:#x}"
+            );
+        }
+    }
+
+    #[test]
+    fn pieces_follow_the_pages_and_join_neighbours() {
+        let region = paged(0x1_0ff0, 0x3000, &[0x5000, 0x6000, 0x9000, 0xa000]);
+        let all: Vec<_> = region.pieces(0x1_0ff0, 0x3000).collect();
+        assert_eq!(all, [(0x5ff0, 0x1010), (0x9000, 0x1ff0)]);
+        let some: Vec<_> = region.pieces(0x1_1fff, 2).collect();
+        assert_eq!(some, [(0x6fff, 1), (0x9000, 1)]);
+    }
+
+    #[test]
+    fn pieces_end_where_the_translation_ends() {
+        let region = paged(0x1000, 0x3000, &[0x5000]);
+        let all: Vec<_> = region.pieces(0x1800, 0x2000).collect();
+        assert_eq!(all, [(0x5800, 0x800)]);
+    }
+
+    #[test]
+    fn an_invalidated_key_is_refused_until_it_is_registered_again() {
+        let mut regions = table(paged(0, 0x1000, &[0x5000]));
+        let key = MemKey(1 << 8 | 7);
+        assert_eq!(regions.invalidate(key, Pd(9)), Err(Denied::Domain));
+        regions.invalidate(key, Pd(3)).unwrap();
+        let check =
+            |regions: &Regions, key| regions.check(key, Pd(3), 0, 8, Rights::NONE).map(|_| ());
+        assert_eq!(check(&regions, key), Err(Denied::Key));
+        let change = RegionChange {
+            key,
+            variant: Some(8),
+            pd: None,
+            rights: None,
+            start: None,
+            len: None,
+            translation: None,
+            valid: true,
+        };
+        regions.change(&change).unwrap();
+        assert_eq!(check(&regions, key), Err(Denied::Key));
+        assert_eq!(check(&regions, MemKey(1 << 8 | 8)), Ok(()));
+    }
+
+    #[test]
+    fn an_index_is_given_out_again_after_its_region_is_gone() {
+        let mut regions = table(paged(0, 0x1000, &[0x5000]));
+        assert_eq!(regions.allocate(), Ok(2));
+        assert!(regions.remove(1).is_some() && regions.remove(1).is_none());
+        assert_eq!(regions.allocate(), Ok(1));
+    }
+}

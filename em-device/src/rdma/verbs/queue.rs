@@ -1,0 +1,61 @@
+//! What a front end gives the engine: queues in the formats of its driver.
+
+use super::{Completion, ReceiveRequest, Regions, WorkRequest};
+use dot_iommu::DotView;
+use std::fmt::Debug;
+
+/// What is next in a work queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next<T> {
+    /// Nothing was posted.
+    Empty,
+    /// This; the queue has moved past it.
+    Entry(T),
+    /// An entry that makes no sense, by its cookie; the queue has moved past it.
+    Bad(u32),
+    /// The queue cannot be read: its memory is not mapped.
+    Unreadable,
+}
+
+/// A send queue in guest memory.
+pub trait SendQueue: Debug + Send {
+    /// Takes the next entry. `regions` are for entries that refer to lists in memory.
+    fn next(&mut self, memory: &DotView<'_>, regions: &Regions) -> Next<WorkRequest>;
+    /// Back to the beginning, as the driver's own queue is after a reset.
+    fn reset(&mut self);
+}
+
+/// A receive queue in guest memory, of one queue pair or shared.
+pub trait ReceiveQueue: Debug + Send {
+    /// Takes the next entry.
+    fn next(&mut self, memory: &DotView<'_>) -> Next<ReceiveRequest>;
+    /// Back to the beginning.
+    fn reset(&mut self);
+}
+
+/// What became of a completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pushed {
+    /// It is in the queue.
+    Stored,
+    /// It is in the queue, and the driver asked for an event.
+    Notify,
+    /// The queue is full or its memory is not mapped: the queue is in error.
+    Overrun,
+}
+
+/// A completion queue in guest memory.
+pub trait CompletionQueue: Debug + Send {
+    /// Adds an entry.
+    fn push(&mut self, completion: &Completion, memory: &DotView<'_>) -> Pushed;
+}
+
+/// The queues of one driver's format.
+pub trait Front: Debug {
+    /// Send queues.
+    type Send: SendQueue;
+    /// Receive queues.
+    type Receive: ReceiveQueue;
+    /// Completion queues.
+    type Completion: CompletionQueue;
+}
