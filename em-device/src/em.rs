@@ -143,7 +143,9 @@ impl Shared {
         {
             Reply::Ok => Ok(()),
             Reply::Failed(why) => Err(EmError::Refused(why)),
-            Reply::Stats(_) => Err(EmError::Refused("it answers something else".into())),
+            Reply::Stats(_) | Reply::Path(_) => {
+                Err(EmError::Refused("it answers something else".into()))
+            }
         }
     }
 
@@ -246,6 +248,7 @@ impl Handler for FromOm {
                 em.set_phase(Phase::Stop);
                 Ok(())
             }
+            Request::Rdma(_) => Err("this EM has no RDMA function".into()),
             Request::Hello(_) => Err("an EM has no EMs".into()),
         };
         match done {

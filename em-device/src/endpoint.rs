@@ -66,7 +66,9 @@ impl Endpoint {
         om: Arc<OmLink>,
     ) -> Result<Self, EndpointError> {
         let id = spec.id;
-        let FunctionKind::VirtioNet(net) = spec.kind;
+        let FunctionKind::VirtioNet(net) = spec.kind else {
+            return Err(EndpointError::Worker);
+        };
         let routes = spec.control.iter().map(|w| Route {
             region: w.region,
             start: w.offset,

@@ -69,7 +69,9 @@ impl Session {
                     let result = match calls.call(task.request, &fds, ORDER) {
                         Ok(Reply::Ok) => Ok(()),
                         Ok(Reply::Failed(reason)) => Err(reason),
-                        Ok(Reply::Stats(_)) => Err("it answered with counters".to_owned()),
+                        Ok(Reply::Stats(_) | Reply::Path(_)) => {
+                            Err("it answered something else".to_owned())
+                        }
                         Err(e) => Err(e.to_string()),
                     };
                     let answer = Message::Answer {

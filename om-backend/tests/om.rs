@@ -35,7 +35,9 @@ fn an_em_gets_its_function_with_socket_and_shadow() {
         _ => None,
     });
     assert_eq!((spec.id, spec.name.as_str()), (0, "net0"));
-    let FunctionKind::VirtioNet(net) = &spec.kind;
+    let FunctionKind::VirtioNet(net) = &spec.kind else {
+        panic!("{spec:?}");
+    };
     assert_eq!((net.mtu, net.mac), (9000, [2, 0, 0, 0, 0, 0]));
     let mut fds = fds.into_iter();
     let listener = UnixListener::from(fds.next().unwrap());

@@ -45,6 +45,39 @@ pub struct ControlWindow {
 pub enum FunctionKind {
     /// A virtio network device (virtio 1.3 §5.1).
     VirtioNet(VirtioNetSpec),
+    /// An RDMA device, compatible with the drivers of the ConnectX family.
+    Rdma(RdmaSpec),
+}
+
+/// Parameters of an RDMA function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RdmaSpec {
+    /// What its port is.
+    pub link: RdmaLinkLayer,
+    /// Permanent MAC address.
+    pub mac: [u8; 6],
+    /// Largest payload of an Ethernet frame in bytes, 68 to 9000.
+    pub mtu: u16,
+    /// GUID of node and port (EUI-64).
+    pub guid: u64,
+    /// LID that the subnet gave the port, 1 to 0xbfff; 0 with [`RdmaLinkLayer::Ethernet`].
+    pub lid: u16,
+    /// BAR with the initialization segment, the doorbell pages (UARs) and, where config space says, the
+    /// MSI-X table.
+    pub bar: u32,
+    /// Whether the VMM may map the doorbell pages, which the EM then polls.
+    pub mapped_doorbells: bool,
+    /// Whether the administrator lets the link be up.
+    pub link_up: bool,
+}
+
+/// What an RDMA port is attached to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RdmaLinkLayer {
+    /// InfiniBand: addressed by LID, the OM is the subnet manager.
+    Infiniband,
+    /// Ethernet: RoCEv2, and a network interface beside it.
+    Ethernet,
 }
 
 /// Parameters of a virtio network function.

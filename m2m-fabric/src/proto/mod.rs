@@ -5,18 +5,20 @@
 
 mod function;
 mod link;
+mod rdma;
 mod register;
 mod stats;
 
 pub use function::*;
 pub use link::*;
+pub use rdma::*;
 pub use register::*;
 pub use stats::*;
 
 use serde::{Deserialize, Serialize};
 
 /// Version of every message below; both sides must have the same.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// First message on a connection, from the EM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +53,8 @@ pub enum Request {
     },
     /// OM → EM: the counters, now.
     Stats,
+    /// About RDMA.
+    Rdma(RdmaRequest),
     /// OM → EM: stop all functions in order and exit with status 0.
     Shutdown,
 }
@@ -64,6 +68,8 @@ pub enum Reply {
     Failed(String),
     /// Answer to [`Request::Stats`].
     Stats(Box<EmStats>),
+    /// Answer to [`RdmaRequest::Resolve`].
+    Path(RdmaPath),
 }
 
 /// News that nobody answers.

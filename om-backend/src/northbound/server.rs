@@ -235,7 +235,9 @@ fn stats(conductor: &Sender<Message>) -> Result<Stats, String> {
                 let ask = || match fabric.call(proto::Request::Stats, &[], COUNTERS) {
                     Ok(proto::Reply::Stats(stats)) => Ok(*stats),
                     Ok(proto::Reply::Failed(reason)) => Err(reason),
-                    Ok(proto::Reply::Ok) => Err("it answered without counters".to_owned()),
+                    Ok(proto::Reply::Ok | proto::Reply::Path(_)) => {
+                        Err("it answered without counters".to_owned())
+                    }
                     Err(e) => Err(e.to_string()),
                 };
                 (name, scope.spawn(ask))

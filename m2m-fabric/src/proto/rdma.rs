@@ -1,0 +1,84 @@
+//! What OM and EM say about RDMA: who may talk to whom, and whose memory is shared with whom.
+
+use serde::{Deserialize, Serialize};
+
+/// A request about RDMA.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RdmaRequest {
+    /// EM → OM: a queue pair, or a datagram, wants to reach a destination. Answered by
+    /// [`super::Reply::Path`] when there is such a function and the network's policy allows it.
+    Resolve {
+        /// The function that asks.
+        function: u32,
+        /// Where to.
+        to: RdmaDestination,
+    },
+    /// EM → OM: a function's GID table changed.
+    SetGid {
+        /// The function.
+        function: u32,
+        /// Index in its table.
+        index: u16,
+        /// The GID; all zeroes removes it.
+        gid: [u8; 16],
+    },
+    /// EM → OM: a function's guest memory lies (also) in the file whose descriptor rides along. The OM
+    /// gives it to every EM with a function that this one may reach, now and later.
+    ShareMemory {
+        /// The function.
+        function: u32,
+        /// Number of the file, unique in the EM and never used again.
+        file: u64,
+    },
+    /// EM → OM: a function does not use a file any more; without a number, any file.
+    UnshareMemory {
+        /// The function.
+        function: u32,
+        /// Number of the file.
+        file: Option<u64>,
+    },
+    /// OM → EM: a peer's memory, see [`Self::ShareMemory`]; the descriptor rides along.
+    PeerMemory {
+        /// The peer function.
+        function: u32,
+        /// Number of the file in the peer's EM.
+        file: u64,
+    },
+    /// OM → EM: a peer does not use a file any more; without a number, any file.
+    PeerMemoryGone {
+        /// The peer function.
+        function: u32,
+        /// Number of the file.
+        file: Option<u64>,
+    },
+    /// OM → EM: answers to [`Self::Resolve`] about a peer, up to a generation, are not valid any more:
+    /// queue pairs that rely on one go to error.
+    Revoke {
+        /// The function that asked.
+        function: u32,
+        /// The peer.
+        peer: u32,
+        /// The last generation that is not valid.
+        generation: u64,
+    },
+}
+
+/// A destination as an address vector names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RdmaDestination {
+    /// LID; 0 on Ethernet.
+    pub lid: u16,
+    /// GID, when there is a GRH.
+    pub gid: Option<[u8; 16]>,
+    /// Ethernet address; zero on InfiniBand.
+    pub mac: [u8; 6],
+}
+
+/// Where a destination is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RdmaPath {
+    /// The function there.
+    pub peer: u32,
+    /// Number of the answer; numbers count up.
+    pub generation: u64,
+}
