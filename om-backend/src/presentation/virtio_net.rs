@@ -291,7 +291,9 @@ mod tests {
     fn the_em_hears_what_the_capabilities_say() {
         let (p, _) = presented("queue_size = 1024");
         assert_eq!((p.spec.id, p.spec.name.as_str()), (3, "net0"));
-        let FunctionKind::VirtioNet(net) = &p.spec.kind;
+        let FunctionKind::VirtioNet(net) = &p.spec.kind else {
+            panic!("{:?}", p.spec);
+        };
         assert_eq!((net.queue_size, net.queue_pairs, net.mtu), (1024, 1, 1500));
         assert_eq!(net.layout, LAYOUT);
         let window = p.spec.control[0];
