@@ -21,6 +21,9 @@ pub enum OpenError {
     /// The number of descriptors is wrong.
     #[error("{0} descriptors came with the wire, which takes {1}")]
     Descriptors(usize, usize),
+    /// RDMA wires are no ports.
+    #[error("an RDMA wire carries no frames")]
+    NoFrames,
     /// Shared memory.
     #[error(transparent)]
     Shm(#[from] AttachError),
@@ -50,6 +53,7 @@ pub fn open(kind: &LinkKind, fds: Vec<OwnedFd>) -> Result<Box<dyn Port>, OpenErr
                 wake_peer,
             )?)
         }
+        LinkKind::Rdma { .. } => return Err(OpenError::NoFrames),
         LinkKind::Tap { name } => {
             let mut fds = fds.into_iter();
             match (fds.next(), fds.len()) {
