@@ -26,6 +26,16 @@ pub enum LinkKind {
         /// MAC address of the peer function.
         peer_mac: [u8; 6],
     },
+    /// RDMA to a function (of another EM on this host, or of the same), through shared memory: requests
+    /// and answers, no payload. Descriptors as for [`LinkKind::Shm`].
+    Rdma {
+        /// This end's side of the ring pair, 0 or 1.
+        side: u8,
+        /// Name of the peer function, for people.
+        peer: String,
+        /// Id of the peer function.
+        peer_function: u32,
+    },
     /// A TAP interface of the host, by name. No descriptors, or one: an open TAP.
     Tap {
         /// Interface name, at most 15 bytes.
