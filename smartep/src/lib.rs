@@ -25,6 +25,7 @@ pub mod route;
 pub mod server;
 pub mod shadow;
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use config::ConfigState;
@@ -66,4 +67,14 @@ pub trait DataSide: Send + Sync {
     fn connected(&self, dma: Arc<dma::MessageDma>);
     /// The client of [`DataSide::connected`] went away: DMA has to end. Its memory is unmapped after this returns.
     fn disconnected(&self);
+    /// The client gave a range of a file that was not mapped before: `mapping` is all of it. For a data side that
+    /// shares guest memory with another process.
+    fn memory_added(&self, mapping: &Arc<dot_iommu::HostMapping>, fd: BorrowedFd<'_>) {
+        let _ = (mapping, fd);
+    }
+    /// Ranges were unmapped; no view of the table reaches them. Returns when nobody with whom the data side shares
+    /// memory is using them either. `gone`: mappings of which no range is left, by their number.
+    fn memory_removed(&self, gone: &[u64]) {
+        let _ = gone;
+    }
 }

@@ -6,12 +6,19 @@ mod message;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use dot_iommu::{Backing, DotError, DotTable, Perm};
+use dot_iommu::{Backing, DotError, DotTable, HostMapping, Perm};
 use rustix::io::Errno;
 
 use crate::proto::{DMA_READ, DMA_WRITE, DmaMap, DmaUnmap, UNMAP_ALL, UNMAP_DIRTY};
 use files::FileCache;
 pub use message::{DmaError, Done, MessageDma};
+
+/// A file that came with a range.
+#[derive(Debug)]
+pub(crate) struct NewFile {
+    pub(crate) mapping: Arc<HostMapping>,
+    pub(crate) fd: OwnedFd,
+}
 
 /// The maps of one client.
 #[derive(Debug)]
@@ -36,8 +43,13 @@ impl DmaSpace {
         self.max_maps = max_maps.min(dot_iommu::MAX_RANGES);
     }
 
-    /// Adds a range. Without a descriptor it is known but reachable by messages only.
-    pub(crate) fn map(&mut self, map: &DmaMap, fds: Vec<OwnedFd>) -> Result<(), Errno> {
+    /// Adds a range. Without a descriptor it is known but reachable by messages only. Answers with the mapping
+    /// of its file, when that is a new one.
+    pub(crate) fn map(
+        &mut self,
+        map: &DmaMap,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Option<NewFile>, Errno> {
         let unknown = map.flags & !(DMA_READ | DMA_WRITE) != 0;
         if unknown || map.size == 0 || fds.len() > 1 {
             return Err(Errno::INVAL);
@@ -49,13 +61,18 @@ impl DmaSpace {
             read: map.flags & DMA_READ != 0,
             write: map.flags & DMA_WRITE != 0,
         };
+        let mut new = None;
         let backing = match fds.into_iter().next() {
             None => Backing::Message,
             Some(fd) => {
-                let mapping = self
+                let (mapping, fd) = self
                     .files
                     .mapping(fd, map.offset, map.size, perm)
                     .map_err(errno)?;
+                new = fd.map(|fd| NewFile {
+                    mapping: mapping.clone(),
+                    fd,
+                });
                 Backing::Mapped {
                     mapping,
                     offset: map.offset,
@@ -66,11 +83,12 @@ impl DmaSpace {
             .map(map.address, map.size, perm, backing)
             .map_err(errno)?;
         self.maps += 1;
-        Ok(())
+        Ok(new)
     }
 
-    /// Removes every range inside the given one, mapped or not. Returns when no worker can still use them.
-    pub(crate) fn unmap(&mut self, unmap: &DmaUnmap) -> Result<(), Errno> {
+    /// Removes every range inside the given one, mapped or not. Returns when no worker can still use them, and
+    /// names the mappings that are gone.
+    pub(crate) fn unmap(&mut self, unmap: &DmaUnmap) -> Result<Vec<u64>, Errno> {
         if unmap.flags & UNMAP_DIRTY != 0 {
             return Err(Errno::NOTSUP);
         }
@@ -90,8 +108,7 @@ impl DmaSpace {
                 .map_err(errno)?
         };
         self.maps = self.maps.saturating_sub(gone.ranges);
-        self.files.sweep();
-        Ok(())
+        Ok(self.files.sweep())
     }
 
     /// Removes everything.

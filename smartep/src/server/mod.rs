@@ -7,6 +7,7 @@ mod access;
 mod describe;
 mod interrupts;
 
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
@@ -231,10 +232,12 @@ impl Server {
             command::VERSION => session.fail(header, Errno::INVAL, &[]),
             command::DMA_MAP => {
                 let result = read::<DmaMap>(body).and_then(|map| self.dma.map(&map, fds));
-                if let Err(e) = result {
-                    debug!("a DMA map is refused: {e}");
+                match &result {
+                    Ok(Some(new)) => self.data.memory_added(&new.mapping, new.fd.as_fd()),
+                    Ok(None) => {}
+                    Err(e) => debug!("a DMA map is refused: {e}"),
                 }
-                session.answer(header, result, &[])
+                session.answer(header, result.map(|_| ()), &[])
             }
             command::DMA_UNMAP => self.unmap(session, header, body),
             command::DEVICE_GET_INFO => describe::device(session, header, body),
@@ -292,6 +295,7 @@ impl Server {
     fn unmap(&mut self, session: &Session, header: &Header, body: &[u8]) -> Result<(), ServeError> {
         let parsed = read::<DmaUnmap>(body);
         let result = parsed.and_then(|unmap| self.dma.unmap(&unmap));
+        let result = result.map(|gone| self.data.memory_removed(&gone));
         // The whole structure comes back even with an error: Cloud Hypervisor waits for 40 bytes.
         let echo = parsed.unwrap_or_default();
         session.answer_with(header, result, echo.as_bytes())

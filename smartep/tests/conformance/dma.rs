@@ -397,3 +397,25 @@ fn more_maps_than_agreed_on_are_refused_until_some_go() {
     assert_eq!(raw.map(0x9000, 0x1000, None), None);
     assert_eq!(raw.map(0xa000, 0x1000, None), Some(28));
 }
+
+#[test]
+fn the_data_side_learns_of_each_file_once_and_when_its_last_range_is_gone() {
+    let served = serve();
+    let mut raw = served.client();
+    let (a, b) = (HostFile::new(0x10000), HostFile::new(0x4000));
+    assert_eq!(raw.map(0x0, 0x1000, Some((&a.0, 0))), None);
+    assert_eq!(raw.map(0x1000, 0x1000, Some((&a.0, 0x5000))), None);
+    assert_eq!(raw.map(0x2000, 0x1000, Some((&b.0, 0))), None);
+    assert_eq!(raw.map(0x3000, 0x1000, None), None);
+    let files = || served.data.files.lock().unwrap().clone();
+    let (came, gone) = files();
+    let sizes: Vec<u64> = came.iter().map(|file| file.1).collect();
+    assert_eq!((sizes, gone.len()), (vec![0x10000, 0x4000], 0));
+    raw.unmap(0x0, 0x1000, 0);
+    assert_eq!(files().1, []);
+    raw.unmap(0x1000, 0x1000, 0);
+    assert_eq!(files().1, [came[0].0]);
+    assert_eq!(raw.map(0x0, 0x1000, Some((&a.0, 0))), None);
+    let again = files().0;
+    assert!(again.len() == 3 && again[2].0 != came[0].0);
+}

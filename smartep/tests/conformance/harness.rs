@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-use dot_iommu::DotTable;
+use dot_iommu::{DotTable, HostMapping};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer};
 use rustix::net::{SendAncillaryMessage, SendFlags};
 use smartep::config::{BarKind, BarSpec, Capability, ConfigBuilder, ConfigState};
@@ -31,6 +31,8 @@ pub struct Recorder {
     pub memory: Mutex<Vec<u8>>,
     pub calls: Mutex<Vec<String>>,
     pub dma: Mutex<Option<Arc<MessageDma>>>,
+    /// Files that came, by number and size, and numbers that went.
+    pub files: Mutex<(Vec<(u64, u64)>, Vec<u64>)>,
 }
 
 impl DataSide for Recorder {
@@ -63,6 +65,16 @@ impl DataSide for Recorder {
 
     fn disconnected(&self) {
         self.calls.lock().unwrap().push("disconnected".into());
+    }
+
+    fn memory_added(&self, mapping: &Arc<HostMapping>, fd: BorrowedFd<'_>) {
+        let size = rustix::fs::fstat(fd).unwrap().st_size as u64;
+        assert_eq!(size, mapping.len());
+        self.files.lock().unwrap().0.push((mapping.id(), size));
+    }
+
+    fn memory_removed(&self, gone: &[u64]) {
+        self.files.lock().unwrap().1.extend(gone);
     }
 }
 
