@@ -9,6 +9,7 @@
 //! [`front`] knows one driver's formats and owns no transport state.
 
 pub mod engine;
+pub mod fabric;
 pub mod front;
 pub mod packet;
 pub mod verbs;

@@ -407,15 +407,16 @@ fn the_data_side_learns_of_each_file_once_and_when_its_last_range_is_gone() {
     assert_eq!(raw.map(0x1000, 0x1000, Some((&a.0, 0x5000))), None);
     assert_eq!(raw.map(0x2000, 0x1000, Some((&b.0, 0))), None);
     assert_eq!(raw.map(0x3000, 0x1000, None), None);
-    let files = || served.data.files.lock().unwrap().clone();
-    let (came, gone) = files();
-    let sizes: Vec<u64> = came.iter().map(|file| file.1).collect();
-    assert_eq!((sizes, gone.len()), (vec![0x10000, 0x4000], 0));
+    let came = || served.data.came.lock().unwrap().clone();
+    let gone = || served.data.gone.lock().unwrap().clone();
+    let first = came();
+    let sizes: Vec<u64> = first.iter().map(|file| file.1).collect();
+    assert_eq!((sizes, gone().len()), (vec![0x10000, 0x4000], 0));
     raw.unmap(0x0, 0x1000, 0);
-    assert!(files().1.is_empty());
+    assert!(gone().is_empty());
     raw.unmap(0x1000, 0x1000, 0);
-    assert_eq!(files().1, [came[0].0]);
+    assert_eq!(gone(), [first[0].0]);
     assert_eq!(raw.map(0x0, 0x1000, Some((&a.0, 0))), None);
-    let again = files().0;
-    assert!(again.len() == 3 && again[2].0 != came[0].0);
+    let again = came();
+    assert!(again.len() == 3 && again[2].0 != first[0].0);
 }

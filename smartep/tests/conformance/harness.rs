@@ -31,8 +31,10 @@ pub struct Recorder {
     pub memory: Mutex<Vec<u8>>,
     pub calls: Mutex<Vec<String>>,
     pub dma: Mutex<Option<Arc<MessageDma>>>,
-    /// Files that came, by number and size, and numbers that went.
-    pub files: Mutex<(Vec<(u64, u64)>, Vec<u64>)>,
+    /// Files that came, by number and size.
+    pub came: Mutex<Vec<(u64, u64)>>,
+    /// Files that went, by number.
+    pub gone: Mutex<Vec<u64>>,
 }
 
 impl DataSide for Recorder {
@@ -70,11 +72,11 @@ impl DataSide for Recorder {
     fn memory_added(&self, mapping: &Arc<HostMapping>, fd: BorrowedFd<'_>) {
         let size = rustix::fs::fstat(fd).unwrap().st_size as u64;
         assert_eq!(size, mapping.len());
-        self.files.lock().unwrap().0.push((mapping.id(), size));
+        self.came.lock().unwrap().push((mapping.id(), size));
     }
 
     fn memory_removed(&self, gone: &[u64]) {
-        self.files.lock().unwrap().1.extend(gone);
+        self.gone.lock().unwrap().extend(gone);
     }
 }
 

@@ -11,15 +11,6 @@ use vm_memory::VolatileSlice;
 /// it sleep and wake once a record.
 const WAKE_ROOM: u64 = RING as u64 / 4;
 
-/// What was in a batch.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Batch {
-    /// Records that are gone from the ring.
-    pub(super) count: usize,
-    /// The producer waits for the room they left and must be woken.
-    pub(super) wake: bool,
-}
-
 /// The receiving end.
 #[derive(Debug)]
 pub(super) struct Consumer {
@@ -67,12 +58,13 @@ impl Consumer {
     }
 
     /// Shows at most `budget` records to `take`, which returns whether the record is done with. The
-    /// header was read once; the bytes may change at any time.
+    /// header was read once; the bytes may change at any time. The room is given back by
+    /// [`Self::publish`] only.
     pub(super) fn batch(
         &mut self,
         budget: usize,
         take: &mut dyn FnMut(Header, VolatileSlice<'_>) -> bool,
-    ) -> Result<Batch, Corrupt> {
+    ) -> Result<usize, Corrupt> {
         if self.head == self.tail {
             self.refresh()?;
         }
@@ -96,14 +88,12 @@ impl Consumer {
             self.head = self.head.wrapping_add(record_len(len) as u64);
             count += 1;
         }
-        Ok(Batch {
-            count,
-            wake: self.publish(),
-        })
+        Ok(count)
     }
 
-    /// Gives the room back. Returns whether the producer waits for it and must be woken.
-    fn publish(&mut self) -> bool {
+    /// Gives the room of all that was taken back. Returns whether the producer waits for it and must
+    /// be woken.
+    pub(super) fn publish(&mut self) -> bool {
         if self.published == self.head {
             return false;
         }

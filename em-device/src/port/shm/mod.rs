@@ -130,6 +130,71 @@ impl ShmPort {
         Ok(port)
     }
 
+    /// As [`Port::receive`], but the room of what was taken is given back by [`Self::release`] only:
+    /// the peer can tell by that when its records are done with.
+    pub fn receive_held(&mut self, budget: usize, sink: &mut dyn RxSink) -> usize {
+        if self.down.is_some() {
+            return 0;
+        }
+        let Self {
+            consumer,
+            counters,
+            held,
+            ..
+        } = self;
+        *held = false;
+        let batch = consumer.batch(budget, &mut |header, bytes| {
+            if bytes.len() < MIN_FRAME {
+                counters.dropped("bad_length");
+                return true;
+            }
+            if header.meta.check(bytes.len()).is_err() {
+                counters.dropped("bad_offloads");
+                return true;
+            }
+            match sink.frame(&Frame::new(header.meta, &[bytes])) {
+                Rx::Taken => {
+                    counters.received(bytes.len());
+                    true
+                }
+                Rx::Later => {
+                    *held = true;
+                    false
+                }
+            }
+        });
+        match batch {
+            Ok(count) => count,
+            Err(reason) => {
+                self.go_down(reason);
+                0
+            }
+        }
+    }
+
+    /// Gives back the room of all that was taken.
+    pub fn release(&mut self) {
+        if self.consumer.publish() {
+            self.peer.ring();
+        }
+    }
+
+    /// How much was sent, for [`Self::is_done`].
+    pub fn sent(&self) -> u64 {
+        self.producer.sent()
+    }
+
+    /// Whether the peer is done with all records up to `sent`; also when it can do nothing any more.
+    pub fn is_done(&mut self, sent: u64) -> bool {
+        if !self.carrier() {
+            return true;
+        }
+        self.producer.is_consumed(sent).unwrap_or_else(|reason| {
+            self.go_down(reason);
+            true
+        })
+    }
+
     fn go_down(&mut self, reason: Corrupt) {
         log::error!("{} goes down: {reason}", self.name);
         self.down = Some(reason.to_string());
@@ -183,48 +248,9 @@ impl Port for ShmPort {
     }
 
     fn receive(&mut self, budget: usize, sink: &mut dyn RxSink) -> usize {
-        if self.down.is_some() {
-            return 0;
-        }
-        let Self {
-            consumer,
-            counters,
-            held,
-            ..
-        } = self;
-        *held = false;
-        let batch = consumer.batch(budget, &mut |header, bytes| {
-            if bytes.len() < MIN_FRAME {
-                counters.dropped("bad_length");
-                return true;
-            }
-            if header.meta.check(bytes.len()).is_err() {
-                counters.dropped("bad_offloads");
-                return true;
-            }
-            match sink.frame(&Frame::new(header.meta, &[bytes])) {
-                Rx::Taken => {
-                    counters.received(bytes.len());
-                    true
-                }
-                Rx::Later => {
-                    *held = true;
-                    false
-                }
-            }
-        });
-        match batch {
-            Ok(batch) => {
-                if batch.wake {
-                    self.peer.ring();
-                }
-                batch.count
-            }
-            Err(reason) => {
-                self.go_down(reason);
-                0
-            }
-        }
+        let count = self.receive_held(budget, sink);
+        self.release();
+        count
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {

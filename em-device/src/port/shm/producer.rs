@@ -56,6 +56,18 @@ impl Producer {
         state.store(LEFT, Ordering::Release);
     }
 
+    /// Bytes ever put in the ring.
+    pub(super) fn sent(&self) -> u64 {
+        self.tail
+    }
+
+    /// Whether the consumer gave back all that was put in before `sent`.
+    pub(super) fn is_consumed(&mut self, sent: u64) -> Result<bool, Corrupt> {
+        self.publish();
+        self.refresh()?;
+        Ok(self.tail.wrapping_sub(self.head) <= self.tail.wrapping_sub(sent))
+    }
+
     fn room(&self) -> usize {
         RING - self.tail.wrapping_sub(self.head) as usize
     }
