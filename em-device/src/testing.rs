@@ -167,6 +167,11 @@ impl Driver {
             .write(self.setup.avail + 2, &index.to_le_bytes());
     }
 
+    /// The index after the last chain offered.
+    pub(crate) fn avail_index(&self) -> u16 {
+        self.avail
+    }
+
     pub(crate) fn set_avail_flags(&self, flags: u16) {
         self.memory.write(self.setup.avail, &flags.to_le_bytes());
     }

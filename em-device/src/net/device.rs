@@ -267,7 +267,7 @@ impl NetDevice {
                 receiver: session.receiver,
                 mergeable: session.mergeable,
                 link_up: self.link_up,
-                parts: Parts::recycle(std::mem::take(&mut pool.parts)),
+                parts: Parts::reuse(std::mem::take(&mut pool.parts)),
                 heads: &mut pool.heads,
                 segmenter: &mut pool.segmenter,
                 blocked: &mut link.blocked,
@@ -278,7 +278,7 @@ impl NetDevice {
             };
             let received = link.port.receive(BUDGET, &mut sink);
             let error = sink.error;
-            pool.parts = Parts::recycle(sink.parts);
+            pool.parts = sink.parts.retire();
             done += received;
             if let Some((queue, error)) = error {
                 note(queue, Err(error))?;
@@ -417,7 +417,7 @@ fn commands(
     let Some((mut ring, mut counters)) = queue.parts(view) else {
         return Ok(0);
     };
-    let mut parts = Parts::recycle(std::mem::take(&mut pool.parts));
+    let mut parts = Parts::reuse(std::mem::take(&mut pool.parts));
     let mut done = 0;
     while done < CONTROL_BUDGET {
         let Some(head) = ring.pop()? else {
@@ -456,7 +456,7 @@ fn commands(
         ring.push_used(head, written)?;
         ring.publish()?;
     }
-    pool.parts = Parts::recycle(parts);
+    pool.parts = parts.retire();
     Ok(done)
 }
 

@@ -9,7 +9,7 @@ use crate::flow::{L2Header, MacTable};
 use crate::frame::{Frame, FrameMeta};
 use crate::offload::{Needs, Receiver, Segmenter, finished_checksum};
 use crate::port::{Rx, RxSink};
-use crate::virtio::chain::Parts;
+use crate::virtio::chain::{Parts, Spare};
 use crate::virtio::ring::{Attached, RingError};
 use dot_iommu::DotView;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ const MAX_MERGED: usize = 512;
 #[derive(Debug, Default)]
 pub struct Pool {
     /// Buffers of a frame.
-    pub parts: Parts<'static>,
+    pub parts: Spare,
     /// Heads of a frame with the room behind each.
     pub heads: Vec<(u16, u64)>,
     /// Segments of a frame.

@@ -6,7 +6,7 @@ use super::links::{Forwarded, Links};
 use super::queue::{NetQueue, drop_reason};
 use crate::frame::{Frame, FrameMeta, MAX_FRAME, MIN_FRAME};
 use crate::offload::{Needs, Receiver};
-use crate::virtio::chain::Parts;
+use crate::virtio::chain::{Parts, Spare};
 use crate::virtio::ring::{Attached, RingError};
 use dot_iommu::DotView;
 use std::time::{Duration, Instant};
@@ -36,14 +36,14 @@ pub fn burst(
     view: &DotView<'_>,
     links: &mut Links,
     limits: &Limits,
-    pool: &mut Parts<'static>,
+    pool: &mut Spare,
     budget: usize,
 ) -> Result<usize, RingError> {
     let mut blocked = queue.blocked;
     let Some((mut ring, mut counters)) = queue.parts(view) else {
         return Ok(0);
     };
-    let mut parts = Parts::recycle(std::mem::take(pool));
+    let mut parts = Parts::reuse(std::mem::take(pool));
     let (mut done, mut unseen) = (0, 0);
     let mut result = Ok(());
     while done < budget {
@@ -86,7 +86,7 @@ pub fn burst(
         }
     }
     let published = ring.publish();
-    *pool = Parts::recycle(parts);
+    *pool = parts.retire();
     queue.blocked = blocked;
     result.and(published).map(|()| done)
 }

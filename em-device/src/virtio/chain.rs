@@ -66,6 +66,13 @@ impl fmt::Display for BadChain {
     }
 }
 
+/// The allocation of [`Parts`] between two bursts. It holds no addresses, so any thread may do the next burst.
+#[derive(Debug, Default)]
+pub struct Spare(Vec<[usize; SLICE_WORDS]>);
+
+/// Words of the same size as a slice, so that one allocation serves for both.
+const SLICE_WORDS: usize = size_of::<VolatileSlice<'static>>() / size_of::<usize>();
+
 /// Host memory of buffers, in order. Holds one chain or, for receive, several one after the other.
 #[derive(Debug, Default)]
 pub struct Parts<'v> {
@@ -73,12 +80,17 @@ pub struct Parts<'v> {
 }
 
 impl<'v> Parts<'v> {
-    /// An empty list on the allocation of another, whose view may be gone.
-    pub fn recycle(mut old: Parts<'_>) -> Parts<'v> {
-        old.slices.clear();
-        // Collected in place: nothing is left to convert but the type.
-        let slices = old.slices.into_iter().map_while(|_| None).collect();
-        Parts { slices }
+    /// An empty list on an allocation that was kept.
+    pub fn reuse(spare: Spare) -> Self {
+        // Collected in place: nothing is there to convert but the type.
+        let slices = spare.0.into_iter().map_while(|_| None).collect();
+        Self { slices }
+    }
+
+    /// Keeps the allocation; the view may go.
+    pub fn retire(mut self) -> Spare {
+        self.slices.clear();
+        Spare(self.slices.into_iter().map_while(|_| None).collect())
     }
 
     /// Removes all.

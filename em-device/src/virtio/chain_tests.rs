@@ -198,3 +198,15 @@ fn the_front_of_a_list_is_taken_across_slices() {
     let mut out = [0; 20];
     assert_eq!(parts.take_front(&mut out), None);
 }
+
+#[test]
+fn a_list_is_used_again_with_its_allocation() {
+    let mut bytes = [0; 8];
+    let mut parts = Parts::default();
+    parts.slices.reserve_exact(100);
+    let at = parts.slices.as_ptr().addr();
+    parts.slices.push(VolatileSlice::from(&mut bytes[..]));
+    let again = Parts::reuse(parts.retire());
+    assert_eq!(again.slices.as_ptr().addr(), at);
+    assert_eq!((again.slices.len(), again.slices.capacity()), (0, 100));
+}

@@ -1,0 +1,139 @@
+//! The worker: the thread that looks for work, runs tasks, and sleeps.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::State;
+use super::handle::{Shared, Task};
+use super::spin::Spin;
+
+/// The worker.
+pub(super) struct Worker {
+    shared: Arc<Shared>,
+    inbox: mpsc::Receiver<Task>,
+    spin: Spin,
+    /// The wires' wake-ups, own copies because it sleeps on them without the state; `None` after a task, which
+    /// may have changed the wires.
+    wires: Option<Vec<OwnedFd>>,
+}
+
+impl Worker {
+    pub(super) fn new(shared: Arc<Shared>, inbox: mpsc::Receiver<Task>, poll: Duration) -> Self {
+        Self {
+            shared,
+            inbox,
+            spin: Spin::new(poll),
+            wires: None,
+        }
+    }
+
+    /// Until nobody can send a task any more.
+    pub(super) fn run(mut self) {
+        let shared = self.shared.clone();
+        let mut state = shared.lock();
+        let mut idle_since = None;
+        loop {
+            let Some(tasks) = self.run_tasks(&mut state) else {
+                return;
+            };
+            if state.turn() || tasks {
+                shared.worked(&mut state);
+                idle_since = None;
+                continue;
+            }
+            let since = *idle_since.get_or_insert_with(Instant::now);
+            if since.elapsed() < self.spin.window() {
+                // On a busy host the guest that makes the work may need this core.
+                std::thread::yield_now();
+                continue;
+            }
+            idle_since = None;
+            shared.idle(&state);
+            shared.asleep.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            // The last look: queues and wires in `arm`, tasks by trying one.
+            let busy = state.arm();
+            match self.inbox.try_recv() {
+                Ok(task) => self.run_task(task, &mut state),
+                Err(_) if busy => {}
+                Err(mpsc::TryRecvError::Disconnected) => {}
+                Err(mpsc::TryRecvError::Empty) => {
+                    self.collect_wires(&state);
+                    let patience = state.patience();
+                    drop(state);
+                    let begin = Instant::now();
+                    self.wait(patience);
+                    state = shared.lock();
+                    self.spin.slept(begin.elapsed());
+                    state.wakeups += 1;
+                }
+            }
+            shared.asleep.store(false, Ordering::Relaxed);
+            state.disarm();
+        }
+    }
+
+    /// Runs what was sent; `None` when nobody can send any more.
+    fn run_tasks(&mut self, state: &mut State) -> Option<bool> {
+        let mut any = false;
+        loop {
+            match self.inbox.try_recv() {
+                Ok(task) => {
+                    self.run_task(task, state);
+                    any = true;
+                }
+                Err(mpsc::TryRecvError::Empty) => return Some(any),
+                Err(mpsc::TryRecvError::Disconnected) => return None,
+            }
+        }
+    }
+
+    fn run_task(&mut self, task: Task, state: &mut State) {
+        self.wires = None;
+        task(state);
+    }
+
+    fn collect_wires(&mut self, state: &State) {
+        if self.wires.is_some() {
+            return;
+        }
+        let links = state.functions.values().flat_map(|f| f.links.iter());
+        let copies: io::Result<Vec<OwnedFd>> = links
+            .filter_map(|link| link.port.wake_fd())
+            .map(|fd| fd.try_clone_to_owned())
+            .collect();
+        match copies {
+            Ok(copies) => self.wires = Some(copies),
+            Err(error) => log::error!("the data path cannot sleep on its wires: {error}"),
+        }
+    }
+
+    fn wait(&self, patience: Option<Duration>) {
+        /// How often to look at wires that cannot wake the worker.
+        const DEAF: Duration = Duration::from_millis(1);
+        let patience = match &self.wires {
+            Some(_) => patience,
+            None => Some(patience.map_or(DEAF, |p| p.min(DEAF))),
+        };
+        let wires = self.wires.iter().flatten().map(|fd| fd.as_fd());
+        let fds = std::iter::once(self.shared.bell.as_fd()).chain(wires);
+        let mut fds: Vec<PollFd<'_>> = fds
+            .map(|fd: BorrowedFd<'_>| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        let timeout = patience.map(|d| Timespec {
+            tv_sec: d.as_secs() as i64,
+            tv_nsec: i64::from(d.subsec_nanos()),
+        });
+        // A failed wait (only EINTR can happen) is a short one.
+        let _ = poll(&mut fds, timeout.as_ref());
+        if fds.first().is_some_and(|bell| !bell.revents().is_empty()) {
+            let mut count = [0; 8];
+            let _ = rustix::io::read(&self.shared.bell, &mut count);
+        }
+    }
+}
