@@ -1,12 +1,15 @@
 //! The Execution Module as a whole: what the OM asks of it.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use m2m_fabric::proto::{EmStats, Event, FunctionSpec, Hello, LinkKind, LinkSpec, Reply, Request};
+use dot_iommu::{DotError, HostMapping, Perm};
+use m2m_fabric::proto::{
+    EmStats, Event, FunctionSpec, Hello, LinkKind, LinkSpec, RdmaRequest, Reply, Request,
+};
 use m2m_fabric::{FabricError, Handler, local};
 use thiserror::Error;
 
@@ -14,6 +17,8 @@ use crate::control::OmLink;
 use crate::endpoint::Endpoint;
 use crate::net::links::Link;
 use crate::port::open::open;
+use crate::port::shm::ShmPort;
+use crate::rdma::verbs::Peer;
 use crate::worker::Handle;
 
 /// How long the OM may take to answer the hello.
@@ -189,6 +194,14 @@ impl Shared {
     }
 
     fn add_link(&self, spec: LinkSpec, fds: Vec<OwnedFd>) -> Result<(), String> {
+        if let LinkKind::Rdma {
+            side,
+            peer,
+            peer_function,
+        } = spec.kind
+        {
+            return self.add_wire(spec.id, spec.function, (side, &peer, peer_function), fds);
+        }
         let peer = match &spec.kind {
             LinkKind::Shm { peer_mac, .. } => Some(*peer_mac),
             _ => None,
@@ -197,8 +210,8 @@ impl Shared {
         let port = open(&spec.kind, fds).map_err(|e| e.to_string())?;
         let (id, function) = (spec.id, spec.function);
         let added = self.worker.run(move |state| {
-            let function = state.functions.get_mut(&function)?;
-            Some(function.links.add(Link::new(id, port, peer), recorder))
+            let links = state.links_of(function)?;
+            Some(links.add(Link::new(id, port, peer), recorder))
         });
         match added.flatten() {
             Some(true) => Ok(()),
@@ -207,13 +220,77 @@ impl Shared {
         }
     }
 
+    fn add_wire(
+        &self,
+        id: u32,
+        function: u32,
+        (side, name, peer): (u8, &str, u32),
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), String> {
+        let [memory, wake, wake_peer] = <[OwnedFd; 3]>::try_from(fds)
+            .map_err(|fds| format!("an RDMA wire comes with 3 descriptors, not {}", fds.len()))?;
+        let port = ShmPort::attach(format!("rdma to {name}"), side, memory, wake, wake_peer)
+            .map_err(|e| e.to_string())?;
+        let added = self.worker.run(move |state| {
+            let function = state.rdma.get_mut(&function)?;
+            function.wires.add(id, Peer(peer), port);
+            Some(())
+        });
+        let none = || format!("there is no RDMA function {function} for link {id}");
+        added.flatten().ok_or_else(none)
+    }
+
     fn remove_link(&self, id: u32) -> Result<(), String> {
-        let removed = self
-            .worker
-            .run(move |state| state.functions.values_mut().any(|f| f.links.remove(id)));
+        let removed = self.worker.run(move |state| {
+            let mut net = state.functions.values_mut().map(|f| &mut f.links);
+            net.any(|links| links.remove(id))
+                || state
+                    .rdma
+                    .values_mut()
+                    .any(|f| f.links.remove(id) || f.remove_wire(id))
+        });
         match removed {
             Some(true) => Ok(()),
             _ => Err(format!("there is no link {id}")),
+        }
+    }
+
+    fn rdma(&self, request: RdmaRequest, fds: Vec<OwnedFd>) -> Result<(), String> {
+        let done = match request {
+            RdmaRequest::PeerMemory { function, file } => {
+                let [fd] = <[OwnedFd; 1]>::try_from(fds)
+                    .map_err(|fds| format!("memory is 1 descriptor, not {}", fds.len()))?;
+                let mapping = map_whole(&fd).map_err(|e| e.to_string())?;
+                self.worker.run(move |state| {
+                    let mut all = state.rdma.values_mut();
+                    all.all(|f| f.wires.add_file(Peer(function), file, mapping.clone()))
+                })
+            }
+            RdmaRequest::PeerMemoryGone { function, file } => self.worker.run(move |state| {
+                let all = state.rdma.values_mut();
+                all.for_each(|f| f.wires.remove_file(Peer(function), file));
+                true
+            }),
+            RdmaRequest::Revoke {
+                function,
+                peer,
+                generation,
+            } => self.worker.run(move |state| {
+                let function = state.rdma.get_mut(&function);
+                function.is_some_and(|f| {
+                    f.revoke(Peer(peer), generation);
+                    true
+                })
+            }),
+            RdmaRequest::Resolve { .. }
+            | RdmaRequest::SetGid { .. }
+            | RdmaRequest::ShareMemory { .. }
+            | RdmaRequest::UnshareMemory { .. } => return Err("an EM answers no such thing".into()),
+        };
+        match done {
+            Some(true) => Ok(()),
+            Some(false) => Err("there is no such function, or no room".into()),
+            None => Err("the data path has ended".into()),
         }
     }
 
@@ -248,7 +325,7 @@ impl Handler for FromOm {
                 em.set_phase(Phase::Stop);
                 Ok(())
             }
-            Request::Rdma(_) => Err("this EM has no RDMA function".into()),
+            Request::Rdma(request) => em.rdma(request, fds),
             Request::Hello(_) => Err("an EM has no EMs".into()),
         };
         match done {
@@ -285,6 +362,17 @@ impl Handler for FromOm {
     fn heartbeat(&self) -> (u64, bool) {
         self.0.worker.progress()
     }
+}
+
+/// All of a file of guest memory.
+fn map_whole(fd: &OwnedFd) -> Result<Arc<HostMapping>, DotError> {
+    let stat = rustix::fs::fstat(fd).map_err(|errno| DotError::Sys {
+        call: "fstat",
+        errno,
+    })?;
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    HostMapping::new(fd.as_fd(), 0, size, Perm::RW)
+        .or_else(|_| HostMapping::new(fd.as_fd(), 0, size, Perm::R))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

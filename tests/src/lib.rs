@@ -16,6 +16,7 @@ pub mod compat;
 pub mod dpu;
 pub mod error;
 pub mod memory;
+pub mod mlx5;
 pub mod packet;
 pub mod pci;
 pub mod ring;

@@ -6,6 +6,7 @@ use crate::flow::l2::MAX_LINKS;
 use crate::flow::{L2Header, LinkSet, MacTable};
 use crate::frame::Frame;
 use crate::port::{Port, TxError};
+use m2m_fabric::proto::LinkStats;
 use std::time::Instant;
 
 /// Why the frame that a wire shows cannot be delivered now.
@@ -61,6 +62,13 @@ impl Link {
     /// Index under which addresses at the other end are to be learned, where they are not known.
     pub fn learning_slot(&self) -> Option<usize> {
         self.peer.is_none().then_some(self.slot)
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> LinkStats {
+        let mut stats = self.port.stats();
+        stats.link = self.id;
+        stats
     }
 
     fn send(&mut self, frame: &Frame<'_>) -> Result<(), TxError> {

@@ -11,5 +11,6 @@
 pub mod engine;
 pub mod fabric;
 pub mod front;
+pub mod function;
 pub mod packet;
 pub mod verbs;

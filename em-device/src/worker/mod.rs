@@ -14,12 +14,14 @@ mod spin;
 mod thread;
 
 use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use m2m_fabric::proto::EmStats;
 
 use crate::net::device::NetDevice;
-use crate::net::links::Links;
+use crate::net::links::{Link, Links};
+use crate::rdma::function::RdmaFunction;
 pub use handle::Handle;
 
 /// A function on the data path, with its wires.
@@ -34,8 +36,10 @@ pub struct Function {
 /// Everything on the data path.
 #[derive(Debug, Default)]
 pub struct State {
-    /// Functions by id.
+    /// Network functions by id.
     pub functions: BTreeMap<u32, Function>,
+    /// RDMA functions by id.
+    pub rdma: BTreeMap<u32, RdmaFunction>,
     wakeups: u64,
     bursts: u64,
 }
@@ -43,45 +47,65 @@ pub struct State {
 impl State {
     /// All counters; what only the endpoint knows (DMA ranges) is left zero.
     pub fn stats(&self) -> EmStats {
-        let links = self.functions.values().flat_map(|f| f.links.iter());
+        let net = self.functions.values().map(|f| f.device.stats());
+        let rdma = self.rdma.values().map(RdmaFunction::stats);
+        let wires = self.rdma.values().flat_map(|f| f.wires.stats());
         EmStats {
-            functions: self.functions.values().map(|f| f.device.stats()).collect(),
-            links: links
-                .map(|link| {
-                    let mut stats = link.port.stats();
-                    stats.link = link.id;
-                    stats
-                })
-                .collect(),
+            functions: net.chain(rdma).collect(),
+            links: self.links().map(Link::stats).chain(wires).collect(),
             wakeups: self.wakeups,
             bursts: self.bursts,
         }
     }
 
+    /// Wires for frames of a function of any kind.
+    pub fn links_of(&mut self, function: u32) -> Option<&mut Links> {
+        let net = self.functions.get_mut(&function).map(|f| &mut f.links);
+        net.or_else(|| self.rdma.get_mut(&function).map(|f| &mut f.links))
+    }
+
+    fn links(&self) -> impl Iterator<Item = &Link> {
+        let net = self.functions.values().map(|f| &f.links);
+        let rdma = self.rdma.values().map(|f| &f.links);
+        net.chain(rdma).flat_map(Links::iter)
+    }
+
+    /// What to sleep on.
+    fn wake_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let wires = self.rdma.values().flat_map(|f| f.wires.wake_fds());
+        self.links()
+            .filter_map(|link| link.port.wake_fd())
+            .chain(wires)
+    }
+
     fn turn(&mut self) -> bool {
         let now = Instant::now();
-        self.functions.values_mut().fold(false, |worked, f| {
+        let net = self.functions.values_mut().fold(false, |worked, f| {
             f.links.set_now(now);
             f.device.turn(&mut f.links) | worked
-        })
+        });
+        self.rdma
+            .values_mut()
+            .fold(net, |worked, f| f.turn(now) | worked)
     }
 
     fn arm(&mut self) -> bool {
-        self.functions
-            .values_mut()
-            .any(|f| f.device.arm(&mut f.links))
+        let mut net = self.functions.values_mut();
+        net.any(|f| f.device.arm(&mut f.links)) || self.rdma.values_mut().any(RdmaFunction::arm)
     }
 
     fn disarm(&mut self) {
-        self.functions
-            .values_mut()
-            .for_each(|f| f.device.disarm(&mut f.links));
+        for f in self.functions.values_mut() {
+            f.device.disarm(&mut f.links);
+        }
+        self.rdma.values_mut().for_each(RdmaFunction::disarm);
     }
 
     fn patience(&self) -> Option<Duration> {
-        self.functions
-            .values()
-            .filter_map(|f| f.device.patience(&f.links))
+        let now = Instant::now();
+        let net = self.functions.values();
+        net.filter_map(|f| f.device.patience(&f.links))
+            .chain(self.rdma.values().filter_map(|f| f.patience(now)))
             .min()
     }
 

@@ -102,11 +102,8 @@ impl Worker {
         if self.wires.is_some() {
             return;
         }
-        let links = state.functions.values().flat_map(|f| f.links.iter());
-        let copies: io::Result<Vec<OwnedFd>> = links
-            .filter_map(|link| link.port.wake_fd())
-            .map(|fd| fd.try_clone_to_owned())
-            .collect();
+        let copies: io::Result<Vec<OwnedFd>> =
+            state.wake_fds().map(|fd| fd.try_clone_to_owned()).collect();
         match copies {
             Ok(copies) => self.wires = Some(copies),
             Err(error) => log::error!("the data path cannot sleep on its wires: {error}"),

@@ -1,0 +1,189 @@
+//! One function's endpoint: its vfio-user connection on one side, the data path on the other.
+
+mod net;
+mod rdma;
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use dot_iommu::DotTable;
+use m2m_fabric::proto::{Event, FunctionKind, FunctionSpec, FunctionState};
+use smartep::DataSide;
+use smartep::function::{FunctionError, FunctionInfo, RegionInfo};
+use smartep::irq::Irqs;
+use smartep::route::{Route, RouteError, RouteTable, Side};
+use smartep::server::{Server, StopFd};
+use smartep::shadow::{ShadowError, ShadowReader};
+use thiserror::Error;
+
+use crate::control::{OmLink, RemoteControl};
+use crate::worker::Handle;
+use net::VirtioData;
+use rdma::RdmaData;
+
+/// Why a function cannot be served.
+#[derive(Debug, Error)]
+pub enum EndpointError {
+    /// The presentation makes no sense.
+    #[error(transparent)]
+    Function(#[from] FunctionError),
+    /// The control windows make no sense.
+    #[error(transparent)]
+    Route(#[from] RouteError),
+    /// The shadow cannot be used.
+    #[error(transparent)]
+    Shadow(#[from] ShadowError),
+    /// The system refused.
+    #[error("cannot start the function's thread: {0}")]
+    System(#[from] std::io::Error),
+    /// The worker is gone.
+    #[error("the data path has ended")]
+    Worker,
+}
+
+/// A function's place in the EM.
+#[derive(Debug, Clone)]
+struct Seat {
+    id: u32,
+    worker: Handle,
+    om: Arc<OmLink>,
+}
+
+/// The data side of a function of some kind.
+trait FunctionData: DataSide {
+    /// Bytes of the shadow changed.
+    fn shadow_changed(&self);
+    /// Whether a VMM is connected.
+    fn is_connected(&self) -> bool;
+    /// Takes the function off the data path.
+    fn leave(&self);
+}
+
+/// A function that is served until [`Endpoint::stop`].
+pub struct Endpoint {
+    seat: Seat,
+    table: Arc<DotTable>,
+    data: Arc<dyn FunctionData>,
+    stop: StopFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("seat", &self.seat)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Endpoint {
+    /// Puts the function on the data path and serves it on `listener`.
+    pub fn start(
+        spec: FunctionSpec,
+        listener: OwnedFd,
+        shadow: &OwnedFd,
+        worker: Handle,
+        om: Arc<OmLink>,
+    ) -> Result<Self, EndpointError> {
+        let id = spec.id;
+        let routes = spec.control.iter().map(|w| Route {
+            region: w.region,
+            start: w.offset,
+            end: w.offset.saturating_add(w.len),
+            side: Side::Control,
+        });
+        let regions = spec
+            .regions
+            .iter()
+            .map(|r| RegionInfo::trapped(r.index, r.size))
+            .collect();
+        let info = FunctionInfo::new(
+            regions,
+            RouteTable::new(routes.collect())?,
+            spec.msix_vectors,
+        )?;
+        let (table, irqs) = (Arc::new(DotTable::new()), Irqs::new(spec.msix_vectors));
+        let shadow = Arc::new(ShadowReader::new(shadow)?);
+        let seat = Seat { id, worker, om };
+        let mut overlay = None;
+        let (data, side): (Arc<dyn FunctionData>, Arc<dyn DataSide>) = match spec.kind {
+            FunctionKind::VirtioNet(net) => {
+                let (irqs, shadow) = (irqs.clone(), shadow.clone());
+                let (data, mac) =
+                    VirtioData::new(seat.clone(), net, spec.msix_vectors, &table, irqs, shadow)?;
+                overlay = Some(mac);
+                let data = Arc::new(data);
+                (data.clone(), data)
+            }
+            FunctionKind::Rdma(rdma) => {
+                let data = RdmaData::new(seat.clone(), rdma, &table, irqs.clone())?;
+                let data = Arc::new(data);
+                (data.clone(), data)
+            }
+        };
+        let control = Box::new(RemoteControl::new(id, shadow, seat.om.clone(), overlay));
+        let mut server = Server::new(info, table.clone(), irqs, control, side);
+        let stop = StopFd::new()?;
+        let listener = UnixListener::from(listener);
+        let thread = std::thread::Builder::new()
+            .name(format!("vfio-{}", spec.name))
+            .spawn({
+                let stop = stop.clone();
+                move || {
+                    if let Err(e) = server.run(&listener, &stop) {
+                        log::error!("function {id} is not served any more: {e}");
+                    }
+                }
+            })?;
+        report(&seat.om, id, FunctionState::Waiting);
+        Ok(Self {
+            seat,
+            table,
+            data,
+            stop,
+            thread: Some(thread),
+        })
+    }
+
+    /// Bytes of the shadow changed: a new link status, say. Tells data path and driver.
+    pub fn config_changed(&self) {
+        self.data.shadow_changed();
+    }
+
+    /// Whether a VMM is connected.
+    pub fn is_connected(&self) -> bool {
+        self.data.is_connected()
+    }
+
+    /// Ranges and bytes of guest memory that are mapped.
+    pub fn dma(&self) -> (u64, u64) {
+        let ranges = self.table.ranges();
+        (ranges.len() as u64, ranges.iter().map(|r| r.len).sum())
+    }
+
+    /// Ends the connection and takes the function off the data path.
+    pub fn stop(mut self) {
+        self.stop.stop();
+        if let Some(thread) = self.thread.take() {
+            if thread.join().is_err() {
+                log::error!("the thread of function {} panicked", self.seat.id);
+            }
+        }
+        self.data.leave();
+    }
+}
+
+fn report(om: &OmLink, function: u32, state: FunctionState) {
+    if let Some(fabric) = om.get() {
+        // Full or down: the OM asks again when it is back.
+        if let Err(e) = fabric.notify(Event::Function { function, state }) {
+            log::debug!("function {function} is {state:?}, and the OM does not know: {e}");
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

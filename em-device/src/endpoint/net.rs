@@ -1,0 +1,204 @@
+//! The data side of a virtio network function: registers, and the way to the data path.
+
+use std::sync::{Arc, Mutex};
+
+use dot_iommu::DotTable;
+use m2m_fabric::proto::{FunctionState, VirtioNetSpec};
+use smartep::DataSide;
+use smartep::config::ConfigState;
+use smartep::dma::MessageDma;
+use smartep::irq::Irqs;
+use smartep::shadow::ShadowReader;
+
+use super::{EndpointError, FunctionData, Seat, lock, report};
+use crate::control::MacOverlay;
+use crate::net::device::{MacOverride, NetDevice, queue_count};
+use crate::net::features;
+use crate::net::links::Links;
+use crate::virtio::common::{Action, CommonConfig, Offer};
+use crate::virtio::layout::{Area, area};
+use crate::virtio::signals::Signals;
+use crate::worker::Function;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct VirtioData {
+    seat: Seat,
+    spec: VirtioNetSpec,
+    common: Mutex<CommonConfig>,
+    signals: Arc<Signals>,
+    shadow: Arc<ShadowReader>,
+    connected: Mutex<bool>,
+}
+
+/// `status` of the device configuration (virtio 1.3 §5.1.4), and its bit for a link that is up.
+const NET_STATUS: u64 = 6;
+const NET_STATUS_LINK_UP: u8 = 1;
+
+impl VirtioData {
+    /// Puts the function on the data path. Also answers where the driver sees its MAC address.
+    pub(super) fn new(
+        seat: Seat,
+        spec: VirtioNetSpec,
+        vectors: u16,
+        table: &DotTable,
+        irqs: Arc<Irqs>,
+        shadow: Arc<ShadowReader>,
+    ) -> Result<(Self, MacOverlay), EndpointError> {
+        let id = seat.id;
+        let signals = Arc::new(Signals::new(irqs, queue_count(&spec)));
+        let news = {
+            let om = seat.om.clone();
+            Arc::new(move |state| report(&om, id, state))
+        };
+        let mac = Arc::new(MacOverride::default());
+        let overlay = MacOverlay {
+            region: spec.layout.bar,
+            offset: u64::from(spec.layout.device.offset),
+            mac: mac.clone(),
+        };
+        let device = NetDevice::new(id, spec.clone(), signals.clone(), table.reader(), mac, news);
+        let function = Function {
+            device,
+            links: Links::default(),
+        };
+        seat.worker
+            .run(move |state| state.functions.insert(id, function))
+            .ok_or(EndpointError::Worker)?;
+        let offer = Offer {
+            features: features::OFFERED,
+            queues: queue_count(&spec),
+            queue_size: spec.queue_size,
+            vectors,
+            acceptable: features::acceptable,
+        };
+        let data = Self {
+            seat,
+            spec,
+            common: Mutex::new(CommonConfig::new(offer, signals.clone())),
+            signals,
+            shadow,
+            connected: Mutex::new(false),
+        };
+        data.link_changed();
+        Ok((data, overlay))
+    }
+
+    /// Takes the link status from the shadow to the data path.
+    fn link_changed(&self) {
+        let mut status = [0];
+        let offset = u64::from(self.spec.layout.device.offset) + NET_STATUS;
+        let up = self.shadow.read(self.spec.layout.bar, offset, &mut status)
+            && status[0] & NET_STATUS_LINK_UP != 0;
+        self.on_device(move |function| function.device.set_link_up(up));
+    }
+
+    /// Runs on the worker and returns when it is done there.
+    fn on_device(&self, change: impl FnOnce(&mut Function) + Send + 'static) {
+        let id = self.seat.id;
+        let done = self.seat.worker.run(move |state| {
+            if let Some(function) = state.functions.get_mut(&id) {
+                change(function);
+            }
+        });
+        if done.is_none() {
+            log::error!("function {id}: the data path has ended");
+        }
+    }
+
+    fn stop_device(&self) {
+        self.on_device(|f| f.device.stop(&mut f.links));
+        lock(&self.common).reset();
+    }
+
+    fn common_write(&self, at: u64, data: &[u8]) {
+        let action = lock(&self.common).write(at, data);
+        match action {
+            Action::None => {}
+            Action::Reset => {
+                self.stop_device();
+                report(&self.seat.om, self.seat.id, FunctionState::Connected);
+            }
+            Action::Start => {
+                let (features, queues) = {
+                    let common = lock(&self.common);
+                    (common.features(), common.queues().to_vec())
+                };
+                log::info!(
+                    "function {}: driver ready, features {features:#x}",
+                    self.seat.id
+                );
+                self.on_device(move |f| f.device.start(features, &queues, &mut f.links));
+                report(&self.seat.om, self.seat.id, FunctionState::Running);
+            }
+        }
+    }
+}
+
+impl DataSide for VirtioData {
+    fn read(&self, region: u32, offset: u64, data: &mut [u8]) {
+        match area(&self.spec.layout, region, offset) {
+            Area::Common(at) => lock(&self.common).read(at, data),
+            Area::Isr(0) => {
+                data.fill(0);
+                if let Some(isr) = data.first_mut() {
+                    *isr = self.signals.take_isr();
+                }
+            }
+            Area::Isr(_) | Area::Notify(_) | Area::Nothing => data.fill(0),
+        }
+    }
+
+    fn write(&self, region: u32, offset: u64, data: &[u8]) {
+        match area(&self.spec.layout, region, offset) {
+            Area::Notify(queue) => {
+                if self.signals.count_kick(queue) {
+                    self.seat.worker.kick();
+                }
+            }
+            Area::Common(at) => self.common_write(at, data),
+            Area::Isr(_) | Area::Nothing => {}
+        }
+    }
+
+    fn config_changed(&self, old: ConfigState, new: ConfigState) {
+        self.signals.set_msix(new.msix_enabled);
+        if old.bus_master != new.bus_master {
+            self.on_device(move |f| f.device.set_bus_master(new.bus_master));
+        }
+    }
+
+    fn reset(&self) {
+        self.stop_device();
+    }
+
+    fn connected(&self, _dma: Arc<MessageDma>) {
+        *lock(&self.connected) = true;
+        report(&self.seat.om, self.seat.id, FunctionState::Connected);
+    }
+
+    fn disconnected(&self) {
+        self.stop_device();
+        self.seat.om.reset_function(self.seat.id);
+        *lock(&self.connected) = false;
+        report(&self.seat.om, self.seat.id, FunctionState::Waiting);
+    }
+}
+
+impl FunctionData for VirtioData {
+    fn shadow_changed(&self) {
+        self.link_changed();
+        self.signals.config_changed();
+    }
+
+    fn is_connected(&self) -> bool {
+        *lock(&self.connected)
+    }
+
+    fn leave(&self) {
+        let id = self.seat.id;
+        self.seat
+            .worker
+            .run(move |state| state.functions.remove(&id));
+    }
+}

@@ -1,0 +1,344 @@
+//! The data side of an RDMA function: registers and commands, and the way to the data path.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use dot_iommu::{DotReader, DotTable, HostMapping};
+use m2m_fabric::proto::{
+    FunctionState, RdmaDestination, RdmaLinkLayer, RdmaRequest, RdmaSpec, Reply, Request,
+};
+use smartep::DataSide;
+use smartep::config::ConfigState;
+use smartep::dma::MessageDma;
+use smartep::irq::Irqs;
+
+use super::{EndpointError, FunctionData, Seat, lock, report};
+use crate::control::OmLink;
+use crate::rdma::fabric::Wires;
+use crate::rdma::front::mlx5::{Action, Command, Device, Doorbells, Registers, command};
+use crate::rdma::function::RdmaFunction;
+use crate::rdma::verbs::{Destination, Path, Peer};
+
+/// How long the OM may take; a driver waits for a command for a minute, a VMM for an access 5 s.
+const OM_PATIENCE: Duration = Duration::from_secs(1);
+/// How long peers may take to be done with memory that a VMM takes away.
+const PEER_PATIENCE: Duration = Duration::from_secs(1);
+/// Destinations of datagrams that the OM is asked for at once.
+const QUESTIONS: usize = 64;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct RdmaData {
+    seat: Seat,
+    spec: RdmaSpec,
+    registers: Mutex<Registers>,
+    memory: DotReader,
+    connected: Mutex<bool>,
+    /// What the driver was last known to be.
+    running: Mutex<bool>,
+}
+
+impl RdmaData {
+    /// Puts the function on the data path.
+    pub(super) fn new(
+        seat: Seat,
+        spec: RdmaSpec,
+        table: &DotTable,
+        irqs: Arc<Irqs>,
+    ) -> Result<Self, EndpointError> {
+        let (id, own) = (seat.id, Peer(seat.id));
+        let doorbells = Arc::new(Doorbells::default());
+        let device = Device::new(spec.clone(), own, irqs, doorbells.clone());
+        let wires = Wires::new(own, asker(&seat)?);
+        let mut function = RdmaFunction::new(id, device, wires, table.reader());
+        function.addresses_changed();
+        seat.worker
+            .run(move |state| state.rdma.insert(id, function))
+            .ok_or(EndpointError::Worker)?;
+        Ok(Self {
+            seat,
+            spec,
+            registers: Mutex::new(Registers::new(doorbells, Instant::now())),
+            memory: table.reader(),
+            connected: Mutex::new(false),
+            running: Mutex::new(false),
+        })
+    }
+
+    /// Runs on the data path, when the function is there.
+    fn on_function<R: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut RdmaFunction) -> R + Send + 'static,
+    ) -> Option<R> {
+        let id = self.seat.id;
+        let done = self
+            .seat
+            .worker
+            .run(move |state| state.rdma.get_mut(&id).map(act));
+        if done.is_none() {
+            log::error!("function {id}: the data path has ended");
+        }
+        done.flatten()
+    }
+
+    fn execute(&self, slots: u32) {
+        let Some(queue) = lock(&self.registers).command_queue() else {
+            return;
+        };
+        for slot in (0..32u8).filter(|slot| slots & 1 << slot != 0) {
+            let read = command::read_command(queue, slot, &self.memory.pin());
+            match read {
+                Ok(command) => self.execute_one(command),
+                Err(why) => {
+                    log::debug!("function {}: {why}", self.seat.id);
+                    command::refuse(why, &self.memory.pin());
+                }
+            }
+        }
+    }
+
+    fn execute_one(&self, command: Command) {
+        let to = Device::destination(&command);
+        let path = to.and_then(|to| resolve(&self.seat.om, self.seat.id, &to));
+        let outcome = self.on_function(move |function| {
+            let outcome = function.with(|device, cx| {
+                let output = device.execute(&command, path, cx);
+                command::finish_command(&command, &output, cx.memory);
+                device.command_done(command.slot, cx);
+                let gids: Vec<_> = std::iter::from_fn(|| device.take_gid_change()).collect();
+                (device.running(), gids)
+            });
+            if !outcome.1.is_empty() {
+                function.addresses_changed();
+            }
+            function.wires.flush();
+            outcome
+        });
+        let Some((running, gids)) = outcome else {
+            return;
+        };
+        for (index, gid) in gids {
+            let function = self.seat.id;
+            self.tell(
+                RdmaRequest::SetGid {
+                    function,
+                    index,
+                    gid,
+                },
+                &[],
+            );
+        }
+        self.report_running(running);
+    }
+
+    fn report_running(&self, running: bool) {
+        let before = std::mem::replace(&mut *lock(&self.running), running);
+        if before != running {
+            let state = match running {
+                true => FunctionState::Running,
+                false => FunctionState::Connected,
+            };
+            report(&self.seat.om, self.seat.id, state);
+        }
+    }
+
+    fn stop_device(&self) {
+        self.on_function(RdmaFunction::reset);
+        self.drain();
+        self.report_running(false);
+    }
+
+    /// Waits until no peer uses this function's memory on account of what was sent to it.
+    fn drain(&self) {
+        let Some(sent) = self.on_function(|f| {
+            f.wires.flush();
+            f.wires.sent()
+        }) else {
+            return;
+        };
+        let begin = Instant::now();
+        loop {
+            let sent = sent.clone();
+            if self.on_function(move |f| f.wires.is_done(&sent)) != Some(false) {
+                return;
+            }
+            if begin.elapsed() > PEER_PATIENCE {
+                log::error!(
+                    "function {}: a peer does not get done with its memory",
+                    self.seat.id
+                );
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    /// Tells the OM something. That it is away is no error: it will ask when it is back.
+    fn tell(&self, request: RdmaRequest, fds: &[BorrowedFd<'_>]) {
+        let Some(om) = self.seat.om.get() else {
+            return;
+        };
+        match om.call(Request::Rdma(request), fds, OM_PATIENCE) {
+            Ok(Reply::Ok) => {}
+            Ok(other) => log::warn!("function {}: the OM answers {other:?}", self.seat.id),
+            Err(e) => log::warn!("function {}: the OM does not answer: {e}", self.seat.id),
+        }
+    }
+}
+
+/// Asks the OM for the way to a destination.
+fn resolve(om: &OmLink, function: u32, to: &Destination) -> Option<Path> {
+    let to = RdmaDestination {
+        lid: to.lid,
+        gid: to.gid,
+        mac: to.mac,
+    };
+    let request = Request::Rdma(RdmaRequest::Resolve { function, to });
+    match om.get()?.call(request, &[], OM_PATIENCE) {
+        Ok(Reply::Path(path)) => Some(Path {
+            peer: Peer(path.peer),
+            generation: path.generation,
+        }),
+        Ok(Reply::Failed(why)) => {
+            log::info!("function {function} is refused a path: {why}");
+            None
+        }
+        Ok(other) => {
+            log::warn!("function {function}: the OM answers {other:?}");
+            None
+        }
+        Err(e) => {
+            log::warn!("function {function}: the OM does not answer: {e}");
+            None
+        }
+    }
+}
+
+/// A thread that asks the OM, so that the data path need not wait. It ends with the function.
+fn asker(seat: &Seat) -> std::io::Result<crate::rdma::fabric::Ask> {
+    let (questions, inbox) = mpsc::sync_channel::<Destination>(QUESTIONS);
+    let Seat { id, worker, om } = seat.clone();
+    std::thread::Builder::new()
+        .name(format!("paths-{id}"))
+        .spawn(move || {
+            for to in inbox {
+                let path = resolve(&om, id, &to);
+                let told = worker.run(move |state| {
+                    if let Some(function) = state.rdma.get_mut(&id) {
+                        function.wires.answered(to, path);
+                    }
+                });
+                if told.is_none() {
+                    return;
+                }
+            }
+        })?;
+    // With too many questions at once, one is asked again later.
+    Ok(Box::new(move |to| drop(questions.try_send(to))))
+}
+
+impl DataSide for RdmaData {
+    fn read(&self, region: u32, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        if region == self.spec.bar {
+            lock(&self.registers).read(offset, data, Instant::now());
+        }
+    }
+
+    fn write(&self, region: u32, offset: u64, data: &[u8]) {
+        if region != self.spec.bar {
+            return;
+        }
+        let action = lock(&self.registers).write(offset, data);
+        match action {
+            Action::None => {}
+            Action::Kick => self.seat.worker.kick(),
+            Action::Command(slots) => self.execute(slots),
+            Action::Disable | Action::Reset => self.stop_device(),
+        }
+    }
+
+    fn config_changed(&self, old: ConfigState, new: ConfigState) {
+        if old.bus_master != new.bus_master {
+            self.on_function(move |f| f.set_bus_master(new.bus_master));
+            if !new.bus_master {
+                self.drain();
+            }
+        }
+    }
+
+    fn reset(&self) {
+        lock(&self.registers).reset();
+        self.stop_device();
+    }
+
+    fn connected(&self, _dma: Arc<MessageDma>) {
+        *lock(&self.connected) = true;
+        report(&self.seat.om, self.seat.id, FunctionState::Connected);
+    }
+
+    fn disconnected(&self) {
+        lock(&self.registers).reset();
+        self.stop_device();
+        let (function, own) = (self.seat.id, Peer(self.seat.id));
+        self.on_function(move |f| f.wires.remove_file(own, None));
+        self.tell(
+            RdmaRequest::UnshareMemory {
+                function,
+                file: None,
+            },
+            &[],
+        );
+        self.seat.om.reset_function(function);
+        *lock(&self.connected) = false;
+        report(&self.seat.om, function, FunctionState::Waiting);
+    }
+
+    fn memory_added(&self, mapping: &Arc<HostMapping>, fd: BorrowedFd<'_>) {
+        let (own, number, mapping) = (Peer(self.seat.id), mapping.id(), mapping.clone());
+        if self.on_function(move |f| f.wires.add_file(own, number, mapping)) == Some(false) {
+            log::warn!(
+                "function {}: its memory lies in too many files; some of it cannot be used for RDMA",
+                self.seat.id
+            );
+            return;
+        }
+        let function = self.seat.id;
+        self.tell(
+            RdmaRequest::ShareMemory {
+                function,
+                file: number,
+            },
+            &[fd],
+        );
+    }
+
+    fn memory_removed(&self, gone: &[u64]) {
+        self.drain();
+        for &file in gone {
+            let (function, own) = (self.seat.id, Peer(self.seat.id));
+            self.on_function(move |f| f.wires.remove_file(own, Some(file)));
+            self.tell(
+                RdmaRequest::UnshareMemory {
+                    function,
+                    file: Some(file),
+                },
+                &[],
+            );
+        }
+    }
+}
+
+impl FunctionData for RdmaData {
+    fn shadow_changed(&self) {}
+
+    fn is_connected(&self) -> bool {
+        *lock(&self.connected)
+    }
+
+    fn leave(&self) {
+        let id = self.seat.id;
+        self.seat.worker.run(move |state| state.rdma.remove(&id));
+    }
+}

@@ -1,0 +1,139 @@
+//! An RDMA function on the data path.
+
+use super::engine::Context;
+use super::fabric::Wires;
+use super::front::mlx5::Device;
+use super::verbs::Peer;
+use crate::net::links::Links;
+use dot_iommu::DotReader;
+use m2m_fabric::proto::FunctionStats;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+/// Device, wires and memory of one function; belongs to the data path.
+#[derive(Debug)]
+pub struct RdmaFunction {
+    id: u32,
+    device: Device,
+    /// Where requests and answers travel.
+    pub wires: Wires,
+    /// Where frames travel; for Ethernet only.
+    pub links: Links,
+    memory: DotReader,
+    bus_master: bool,
+}
+
+impl RdmaFunction {
+    /// A function as after power-on.
+    pub fn new(id: u32, device: Device, wires: Wires, memory: DotReader) -> Self {
+        Self {
+            id,
+            device,
+            wires,
+            links: Links::default(),
+            memory,
+            bus_master: false,
+        }
+    }
+
+    /// Does something with the device and what it needs from around it.
+    pub fn with<R>(&mut self, act: impl FnOnce(&mut Device, &mut Context<'_>) -> R) -> R {
+        let memory = self.memory.pin();
+        let mut cx = Context {
+            memory: &memory,
+            fabric: &mut self.wires,
+            now: Instant::now(),
+        };
+        act(&mut self.device, &mut cx)
+    }
+
+    /// Whether the function may use guest memory (command register, bus master enable).
+    pub fn set_bus_master(&mut self, on: bool) {
+        self.bus_master = on;
+    }
+
+    /// As after power-on: no object of the driver is left.
+    pub fn reset(&mut self) {
+        self.device.reset();
+    }
+
+    /// One round. Answers whether anything was done.
+    pub fn turn(&mut self, now: Instant) -> bool {
+        let arrived = self.wires.collect();
+        if !self.bus_master {
+            // On any network, packets to who is not there are lost.
+            while self.wires.take().is_some() {}
+            self.wires.release();
+            return arrived;
+        }
+        let memory = self.memory.pin();
+        while let Some((from, packet)) = self.wires.take() {
+            let mut cx = Context {
+                memory: &memory,
+                fabric: &mut self.wires,
+                now,
+            };
+            self.device.engine().receive(from, packet, &mut cx);
+        }
+        self.wires.release();
+        let mut cx = Context {
+            memory: &memory,
+            fabric: &mut self.wires,
+            now,
+        };
+        let worked = self.device.turn(&mut cx);
+        self.wires.flush();
+        arrived | worked
+    }
+
+    /// Asks for wake-ups. Answers whether there is work already.
+    pub fn arm(&mut self) -> bool {
+        (self.bus_master && self.device.is_rung()) || self.wires.arm()
+    }
+
+    /// Takes the wish for wake-ups back.
+    pub fn disarm(&mut self) {
+        self.wires.disarm();
+    }
+
+    /// The longest time without a turn.
+    pub fn patience(&self, now: Instant) -> Option<Duration> {
+        self.device.patience(now).filter(|_| self.bus_master)
+    }
+
+    /// What to sleep on.
+    pub fn wake_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let links = self.links.iter().filter_map(|link| link.port.wake_fd());
+        self.wires.wake_fds().chain(links)
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> FunctionStats {
+        FunctionStats {
+            function: self.id,
+            queues: self.device.stats(),
+            ..FunctionStats::default()
+        }
+    }
+
+    /// Takes over LID and GIDs from the device.
+    pub fn addresses_changed(&mut self) {
+        self.wires.set_addresses(self.device.addresses().clone());
+    }
+
+    /// Answers of the OM about a peer, up to a generation, are not valid any more.
+    pub fn revoke(&mut self, peer: Peer, generation: u64) {
+        self.wires.revoke(peer, generation);
+        self.with(|device, cx| device.engine().revoke(peer, generation, cx));
+        self.wires.flush();
+    }
+
+    /// Removes the wire of this id. Answers whether it was there.
+    pub fn remove_wire(&mut self, id: u32) -> bool {
+        let peer = self.wires.remove(id);
+        if let Some(peer) = peer {
+            self.revoke(peer, u64::MAX);
+        }
+        peer.is_some()
+    }
+}
