@@ -40,13 +40,13 @@ impl FunctionControl {
             config,
             windows,
             spec,
-            link_status: (window, byte),
+            link_status,
         } = presentation;
         let (writer, shadow) = ShadowWriter::new()?;
-        let link_status = spec
-            .control
-            .get(window)
-            .map(|w| (w.region, w.offset + byte as u64));
+        let link_status = link_status.and_then(|(window, byte)| {
+            let window = spec.control.get(window)?;
+            Some((window.region, window.offset + byte as u64))
+        });
         let registers = spec
             .control
             .iter()
@@ -143,7 +143,7 @@ fn runs(byte_enable: u8) -> impl Iterator<Item = (usize, usize)> {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::presentation::virtio_net;
+    use crate::presentation;
     use smartep::shadow::ShadowReader;
 
     fn control() -> (FunctionControl, ShadowReader) {
@@ -153,7 +153,7 @@ mod tests {
              mac = \"02:00:00:00:00:01\"\nport = { null = true }\n",
         )
         .unwrap();
-        let presentation = virtio_net::present(0, &config.ems[0].functions[0]);
+        let presentation = presentation::present(0, &config.ems[0].functions[0]);
         let (control, fd) = FunctionControl::new(presentation).unwrap();
         (control, ShadowReader::new(fd).unwrap())
     }

@@ -2,7 +2,7 @@
 
 use crate::config::FunctionConfig;
 use crate::control::FunctionControl;
-use m2m_fabric::proto::{FunctionSpec, FunctionState};
+use m2m_fabric::proto::{FunctionKind, FunctionSpec, FunctionState};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -93,6 +93,15 @@ impl Function {
     /// Id, unique in the DPU.
     pub fn id(&self) -> u32 {
         self.spec.id
+    }
+
+    /// What the EM needs to serve it, with the link as the administrator wants it now.
+    pub fn current_spec(&self) -> FunctionSpec {
+        let mut spec = self.spec.clone();
+        if let FunctionKind::Rdma(rdma) = &mut spec.kind {
+            rdma.link_up = self.admin_up.load(Ordering::Acquire);
+        }
+        spec
     }
 
     /// Where it is.

@@ -2,8 +2,8 @@
 //!
 //! It reads the configuration file ([`config`]), decides how each function looks to its guest
 //! ([`presentation`]) and answers for it ([`control`]), keeps the functions' sockets ([`listener`]),
-//! runs the EMs ([`supervisor`]), joins their functions by wires ([`wiring`]) and answers `dpuctl`
-//! ([`northbound`]).
+//! runs the EMs ([`supervisor`]), joins their functions by wires ([`wiring`]), decides which RDMA
+//! functions reach each other ([`rdma`]) and answers `dpuctl` ([`northbound`]).
 //!
 //! Start from [`Om`], which is all of it as one value, and from [`conductor`], where the decisions are
 //! made.
@@ -20,6 +20,7 @@ pub mod northbound;
 mod om;
 pub mod peer;
 pub mod presentation;
+pub mod rdma;
 pub mod session;
 pub mod supervisor;
 pub mod wiring;

@@ -7,7 +7,8 @@ use crate::function::Function;
 use crate::listener::{ListenError, PathListener};
 use crate::northbound::server::Server;
 use crate::peer::{Peer, PeerHandler};
-use crate::presentation::virtio_net;
+use crate::presentation;
+use crate::rdma::Subnet;
 use crate::supervisor::Supervised;
 use crate::wiring::Wiring;
 use m2m_fabric::FabricError;
@@ -94,7 +95,7 @@ impl Om {
             functions.clone(),
             listeners,
             supervised(&config, &functions),
-            Wiring::new(&config),
+            (Wiring::new(&config), Subnet::new(&config)),
             messages,
             sender.clone(),
         );
@@ -192,7 +193,7 @@ fn functions(config: &Config) -> Result<(Vec<Arc<Function>>, Vec<PathListener>),
         .flat_map(|(em, c)| c.functions.iter().map(move |f| (em, f)));
     let (mut functions, mut listeners) = (Vec::new(), Vec::new());
     for (id, (em, f)) in (0..).zip(all) {
-        let presentation = virtio_net::present(id, f);
+        let presentation = presentation::present(id, f);
         let spec = presentation.spec.clone();
         let (control, shadow) =
             FunctionControl::new(presentation).map_err(|source| StartError::Presentation {

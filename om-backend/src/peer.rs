@@ -2,7 +2,7 @@
 
 use crate::conductor::Message;
 use crate::function::{Function, Life};
-use m2m_fabric::proto::{ControlAddress, Event, Hello, Reply, Request};
+use m2m_fabric::proto::{ControlAddress, Event, Hello, RdmaRequest, Reply, Request};
 use m2m_fabric::{Fabric, FabricError, Handler, PeerInfo};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +12,9 @@ use std::time::Duration;
 
 /// How long an EM waits for the OM's thread to say whether it is welcome.
 const HELLO_ANSWER: Duration = Duration::from_secs(4);
+
+/// How long an EM waits for what the OM's thread says about RDMA.
+const RDMA_ANSWER: Duration = Duration::from_secs(4);
 
 /// Register reads that nothing answers, as on PCI.
 const ALL_ONES: u32 = u32::MAX;
@@ -145,6 +148,23 @@ impl Peer {
             .map_err(|_| "the OM is stopping".to_owned())?;
         answered.recv_timeout(HELLO_ANSWER).map_err(stopping)?
     }
+
+    fn rdma(&self, request: RdmaRequest, fds: Vec<OwnedFd>) -> Reply {
+        let Some(binding) = self.bound() else {
+            return Reply::Failed("this connection is not that of an EM".to_owned());
+        };
+        let (answer, answered) = sync_channel(1);
+        let message = Message::Rdma {
+            em: binding.em,
+            epoch: binding.epoch,
+            request,
+            fds,
+            answer,
+        };
+        let sent = self.conductor.send(message).ok();
+        sent.and_then(|()| answered.recv_timeout(RDMA_ANSWER).ok())
+            .unwrap_or_else(|| Reply::Failed("the OM is stopping or busy".to_owned()))
+    }
 }
 
 /// The [`Handler`] around a [`Peer`].
@@ -152,8 +172,8 @@ pub struct PeerHandler(pub Arc<Peer>);
 
 impl Handler for PeerHandler {
     fn request(&self, request: Request, fds: Vec<OwnedFd>) -> Reply {
-        drop(fds);
         match request {
+            Request::Rdma(request) => self.0.rdma(request, fds),
             Request::Hello(hello) => match self.0.hello(hello) {
                 Ok(()) => Reply::Ok,
                 Err(reason) => Reply::Failed(reason),

@@ -22,6 +22,8 @@ pub enum Subject {
     AddLink(u32),
     /// A wire was to be left.
     RemoveLink(u32),
+    /// The EM was told something about RDMA.
+    Rdma,
     /// The EM was to end.
     Shutdown,
 }

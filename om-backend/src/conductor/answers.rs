@@ -26,6 +26,8 @@ impl Conductor {
                 let result = match found {
                     Some(f) => {
                         f.admin_up.store(up, Ordering::Release);
+                        let orders = self.subnet.set_link(f.id(), up);
+                        self.give_rdma(orders);
                         self.update_links();
                         Ok(())
                     }
@@ -79,7 +81,8 @@ impl Conductor {
             .iter()
             .map(|f| {
                 let em = self.ems.get(f.em).map(|e| e.name.clone());
-                FunctionView::new(f, em.unwrap_or_default(), self.wiring.carrier(f.id()))
+                let (em, id) = (em.unwrap_or_default(), f.id());
+                FunctionView::new(f, em, self.wiring.carrier(id), self.rdma_view(id))
             })
             .collect()
     }

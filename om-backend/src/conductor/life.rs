@@ -167,7 +167,10 @@ impl Conductor {
             self.order_function(em, function);
         }
         match self.wiring.em_up(em) {
-            Ok(orders) => self.give(orders),
+            Ok(orders) => {
+                self.give(orders);
+                self.rdma_up(em);
+            }
             Err(error) => {
                 let reason = format!("the OM could not make its wires: {error}");
                 if let Some(e) = self.ems.get_mut(em) {
@@ -201,6 +204,7 @@ impl Conductor {
                 function.set_fault(None);
             }
         }
+        self.rdma_down(em);
         let orders = self.wiring.em_down(em);
         self.give(orders);
         self.update_links();

@@ -6,17 +6,21 @@
 mod answers;
 mod life;
 mod orders;
+mod rdma;
 mod stop;
 
 use crate::function::Function;
 use crate::listener::PathListener;
 use crate::northbound::view::{FunctionView, Inspect, Status};
 use crate::peer::Introduction;
+use crate::rdma::{SharedMemory, Subnet};
 use crate::session::Subject;
 use crate::supervisor::Supervised;
 use crate::wiring::Wiring;
 use m2m_fabric::Fabric;
+use m2m_fabric::proto::{RdmaRequest, Reply};
 use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::Arc;
@@ -49,6 +53,19 @@ pub enum Message {
         subject: Subject,
         /// The answer.
         result: Result<(), String>,
+    },
+    /// An EM asks about RDMA.
+    Rdma {
+        /// The EM.
+        em: usize,
+        /// Its connection.
+        epoch: u64,
+        /// What it asks.
+        request: RdmaRequest,
+        /// What came along.
+        fds: Vec<OwnedFd>,
+        /// Where the answer goes.
+        answer: SyncSender<Reply>,
     },
     /// A process that the OM started ended.
     Exited {
@@ -107,6 +124,8 @@ pub struct Conductor {
     listeners: Vec<PathListener>,
     ems: Vec<Supervised>,
     wiring: Wiring,
+    subnet: Subnet,
+    memory: SharedMemory,
     messages: Receiver<Message>,
     sender: Sender<Message>,
     next_epoch: u64,
@@ -121,7 +140,7 @@ impl Conductor {
         functions: Vec<Arc<Function>>,
         listeners: Vec<PathListener>,
         ems: Vec<Supervised>,
-        wiring: Wiring,
+        (wiring, subnet): (Wiring, Subnet),
         messages: Receiver<Message>,
         sender: Sender<Message>,
     ) -> Self {
@@ -132,6 +151,8 @@ impl Conductor {
             listeners,
             ems,
             wiring,
+            subnet,
+            memory: SharedMemory::default(),
             messages,
             sender,
             next_epoch: 1,
@@ -190,6 +211,18 @@ impl Conductor {
             } => {
                 if self.epoch(em) == Some(epoch) {
                     self.answered(em, subject, result);
+                }
+            }
+            Message::Rdma {
+                em,
+                epoch,
+                request,
+                fds,
+                answer,
+            } => {
+                // without an answer the EM hears that its connection does not count any more
+                if self.epoch(em) == Some(epoch) {
+                    drop(answer.send(self.rdma_request(em, &request, fds)));
                 }
             }
             Message::Exited { em, pid, status } => self.exited(em, pid, &status),

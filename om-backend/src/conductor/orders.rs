@@ -23,7 +23,7 @@ impl Conductor {
         match copies {
             Ok(fds) => session.order(
                 Subject::Function(function.id()),
-                Request::AddFunction(Box::new(function.spec.clone())),
+                Request::AddFunction(Box::new(function.current_spec())),
                 fds,
             ),
             Err(error) => {
@@ -87,6 +87,11 @@ impl Conductor {
             Subject::RemoveLink(link) => {
                 if let Err(reason) = result {
                     log::warn!("EM {name} could not leave wire {link}: {reason}");
+                }
+            }
+            Subject::Rdma => {
+                if let Err(reason) = result {
+                    log::warn!("EM {name} did not take news about RDMA: {reason}");
                 }
             }
             Subject::Shutdown => {

@@ -5,6 +5,7 @@
 //! use, a missing program) is not checked here.
 
 mod error;
+mod function;
 mod parse;
 mod reader;
 #[cfg(test)]
@@ -57,12 +58,6 @@ pub struct FunctionConfig {
     pub ip: Option<IpPrefix>,
     /// Largest payload of an Ethernet frame in bytes, 68 to 9000.
     pub mtu: u16,
-    /// Receive/transmit pairs, 1 to 32.
-    pub queue_pairs: u16,
-    /// Entries of a queue, a power of two from 16 to 32768.
-    pub queue_size: u16,
-    /// Speed shown to the driver in Mbit/s.
-    pub speed_mbps: Option<u32>,
     /// Where the VMM connects, at most [`MAX_SOCKET_PATH`] bytes.
     pub socket: PathBuf,
     /// Where its frames go.
@@ -77,15 +72,71 @@ pub struct FunctionConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FunctionKind {
     /// virtio network device.
-    VirtioNet,
+    VirtioNet(NetConfig),
+    /// RDMA device; it is always in a network.
+    Rdma(RdmaConfig),
+}
+
+/// What only a virtio network device has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NetConfig {
+    /// Receive/transmit pairs, 1 to 32.
+    pub queue_pairs: u16,
+    /// Entries of a queue, a power of two from 16 to 32768.
+    pub queue_size: u16,
+    /// Speed shown to the driver in Mbit/s.
+    pub speed_mbps: Option<u32>,
+}
+
+/// What only an RDMA device has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RdmaConfig {
+    /// What its port is attached to.
+    pub link_type: LinkType,
+    /// Whether the VMM may map the doorbell pages.
+    pub mapped_doorbells: bool,
+}
+
+/// What an RDMA port is attached to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkType {
+    /// RoCEv2; frames of its network interface reach the other Ethernet functions of the network.
+    Ethernet,
+    /// InfiniBand, with the OM as subnet manager.
+    Infiniband,
+}
+
+impl LinkType {
+    /// The word in the file.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ethernet => "ethernet",
+            Self::Infiniband => "infiniband",
+        }
+    }
 }
 
 impl FunctionKind {
     /// The word in the file.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::VirtioNet => "virtio-net",
+            Self::VirtioNet(_) => "virtio-net",
+            Self::Rdma(_) => "rdma",
         }
+    }
+
+    /// What only an RDMA device has.
+    pub fn rdma(&self) -> Option<&RdmaConfig> {
+        match self {
+            Self::VirtioNet(_) => None,
+            Self::Rdma(rdma) => Some(rdma),
+        }
+    }
+
+    /// Whether it sends and receives Ethernet frames.
+    pub fn has_frames(&self) -> bool {
+        self.rdma()
+            .is_none_or(|rdma| rdma.link_type == LinkType::Ethernet)
     }
 }
 

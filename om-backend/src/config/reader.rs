@@ -74,6 +74,11 @@ impl<'a> Table<'a> {
         }
     }
 
+    /// Gives the table a name that says more, for the complaints from now on.
+    pub(super) fn rename(&mut self, name: &'a str) {
+        self.name = name;
+    }
+
     fn get(&mut self, key: &'static str) -> Option<&'a Spanned<DeValue<'a>>> {
         self.asked.insert(key);
         self.entries.get(key)

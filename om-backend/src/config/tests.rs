@@ -33,13 +33,14 @@ fn a_small_file_gets_the_defaults() {
         em.functions[0],
         FunctionConfig {
             name: "net0".into(),
-            kind: FunctionKind::VirtioNet,
+            kind: FunctionKind::VirtioNet(NetConfig {
+                queue_pairs: 1,
+                queue_size: 256,
+                speed_mbps: None,
+            }),
             mac: MacAddress([2, 0, 0, 0, 0, 1]),
             ip: None,
             mtu: 1500,
-            queue_pairs: 1,
-            queue_size: 256,
-            speed_mbps: None,
             socket: "/run/distdpu/net0.sock".into(),
             attachment: Attachment::Network("blue".into()),
             capture: None,
@@ -91,11 +92,15 @@ managed = false
     assert!(!config.ems[0].managed);
     assert_eq!(config.em_binary, Some("/opt/em".into()));
     assert_eq!(net0.attachment, Attachment::Tap("tap0".into()));
+    assert_eq!(net0.mtu, 9000);
     assert_eq!(
-        (net0.mtu, net0.queue_pairs, net0.queue_size),
-        (9000, 4, 1024)
+        net0.kind,
+        FunctionKind::VirtioNet(NetConfig {
+            queue_pairs: 4,
+            queue_size: 1024,
+            speed_mbps: Some(25_000),
+        })
     );
-    assert_eq!(net0.speed_mbps, Some(25_000));
     assert_eq!(net0.ip.unwrap().to_string(), "10.0.0.1/24");
     assert_eq!(net0.socket, PathBuf::from("/tmp/y.sock"));
     assert_eq!(net0.capture, Some("net0.pcap".into()));
@@ -358,5 +363,105 @@ fn a_run_dir_too_long_for_sockets_is_refused() {
         format!(
             "dpu.toml:2: `run_dir` makes the socket path {dir}/dpuctl.sock longer than 107 bytes; choose a shorter folder"
         )
+    );
+}
+
+/// What is said about an RDMA function that is right but for `lines`, which start at line 8.
+fn rdma_complaint(lines: &str) -> String {
+    let network = if lines.contains("network =") {
+        ""
+    } else {
+        NETWORK
+    };
+    let head = HEAD.replace("virtio-net", "rdma");
+    complaint(&format!("{head}  {lines}\n{MAC}{network}"))
+}
+
+#[test]
+fn an_rdma_function_gets_its_defaults_and_is_taken_as_written() {
+    let head = HEAD.replace("virtio-net", "rdma");
+    let parsed = |lines: &str| {
+        let config = Config::parse("dpu.toml", &format!("{head}{MAC}{NETWORK}{lines}")).unwrap();
+        config.ems[0].functions[0].clone()
+    };
+    let f = parsed("");
+    assert_eq!(
+        f.kind,
+        FunctionKind::Rdma(RdmaConfig {
+            link_type: LinkType::Infiniband,
+            mapped_doorbells: false
+        })
+    );
+    assert_eq!((f.mtu, f.link_up, f.capture), (1500, true, None));
+    assert_eq!(f.attachment, Attachment::Network("blue".into()));
+    let f = parsed(
+        "link_type = \"ethernet\"\nmapped_doorbells = true\nlink = \"down\"\nmtu = 9000\n\
+         ip = \"10.0.0.1/24\"\nsocket = \"/tmp/r.sock\"\n",
+    );
+    assert_eq!(
+        f.kind,
+        FunctionKind::Rdma(RdmaConfig {
+            link_type: LinkType::Ethernet,
+            mapped_doorbells: true
+        })
+    );
+    assert_eq!((f.mtu, f.link_up), (9000, false));
+    assert_eq!(f.socket, PathBuf::from("/tmp/r.sock"));
+}
+
+#[test]
+fn what_an_rdma_function_cannot_have_is_named_with_its_line_and_what_it_can() {
+    let keys = "`ip`, `kind`, `link`, `link_type`, `mac`, `mapped_doorbells`, `mtu`, `name`, \
+                `network`, `socket`";
+    for (line, key) in [
+        ("queue_pairs = 2", "queue_pairs"),
+        ("queue_size = 256", "queue_size"),
+        ("speed_mbps = 100", "speed_mbps"),
+        ("capture = \"x.pcap\"", "capture"),
+        ("port = { null = true }", "port"),
+    ] {
+        assert_eq!(
+            rdma_complaint(line),
+            format!(
+                "dpu.toml:8: a function of kind \"rdma\" has no key `{key}`; its keys are {keys}"
+            )
+        );
+    }
+    let cases = [
+        (
+            "link_type = \"roce\"",
+            "`link_type` is \"roce\"; it must be \"ethernet\" or \"infiniband\"",
+        ),
+        (
+            "mapped_doorbells = \"yes\"",
+            "`mapped_doorbells` is a string; it must be true or false",
+        ),
+        (
+            "network = \"red\"",
+            "`network` is \"red\"; it must be \"blue\"",
+        ),
+        (
+            "mtu = 65520",
+            "`mtu` is 65520; it must be an integer from 68 to 9000",
+        ),
+    ];
+    for (lines, sentence) in cases {
+        assert_eq!(rdma_complaint(lines), format!("dpu.toml:8: {sentence}"));
+    }
+    let head = HEAD.replace("virtio-net", "rdma");
+    assert_eq!(
+        complaint(&format!("{head}{MAC}")),
+        "dpu.toml:5: a function of kind \"rdma\" has no `network`; it must be the name of a \
+         `[[network]]`"
+    );
+    assert_eq!(
+        function_complaint("link_type = \"ethernet\"")
+            .split(';')
+            .next(),
+        Some("dpu.toml:8: [[em.function]] has no key `link_type`")
+    );
+    assert_eq!(
+        complaint(&HEAD.replace("virtio-net", "nvme")),
+        "dpu.toml:7: `kind` is \"nvme\"; it must be \"virtio-net\" or \"rdma\""
     );
 }

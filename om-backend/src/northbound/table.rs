@@ -1,6 +1,6 @@
 //! Answers as tables for people.
 
-use super::view::{EmView, FunctionView, Functions, Inspect, Stats, Status};
+use super::view::{EmView, FunctionView, Functions, Inspect, RdmaView, Stats, Status};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -116,17 +116,31 @@ pub fn functions(functions: &Functions) -> String {
             f.mac.clone(),
             or_dash(f.ip.as_ref()),
             f.mtu.to_string(),
-            format!("{}x{}", f.queue_pairs, f.queue_size),
+            or_dash(
+                f.queue_pairs
+                    .zip(f.queue_size)
+                    .map(|(pairs, size)| format!("{pairs}x{size}")),
+            ),
+            or_dash(f.rdma.as_ref().map(rdma_address)),
             or_dash(f.network.as_ref().or(f.port.as_ref())),
             f.socket.clone(),
         ]
     };
     let rows: Vec<_> = functions.functions.iter().map(row).collect();
     let header = [
-        "FUNCTION", "KIND", "EM", "STATE", "LINK", "MAC", "IP", "MTU", "QUEUES", "NETWORK",
+        "FUNCTION", "KIND", "EM", "STATE", "LINK", "MAC", "IP", "MTU", "QUEUES", "RDMA", "NETWORK",
         "SOCKET",
     ];
     table(&header, &rows)
+}
+
+/// `lid 3`, or the GIDs in use.
+fn rdma_address(rdma: &RdmaView) -> String {
+    match rdma.lid {
+        Some(lid) => format!("lid {lid}"),
+        None if rdma.gids.is_empty() => "no gid".to_owned(),
+        None => rdma.gids.join(" "),
+    }
 }
 
 /// The counters.
@@ -212,6 +226,16 @@ pub fn inspect(all: &Inspect) -> String {
                 for (index, size) in &p.regions {
                     let _ = writeln!(text, "    ├ region {index}: {size} bytes");
                 }
+            }
+            if let Some(rdma) = &f.rdma {
+                let _ = writeln!(
+                    text,
+                    "    ├ rdma: {}, {}, guid {}, {} files shared",
+                    rdma.link_type,
+                    rdma_address(rdma),
+                    rdma.guid,
+                    rdma.shared_files
+                );
             }
             for wire in all.wires.iter().filter(|w| w.function == f.name) {
                 let _ = writeln!(

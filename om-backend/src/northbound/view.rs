@@ -1,6 +1,6 @@
 //! What answers contain. Fields are added, never renamed: scripts read them.
 
-use crate::config::Attachment;
+use crate::config::{Attachment, FunctionKind};
 use crate::function::Function;
 use m2m_fabric::proto::{FunctionStats, LinkStats, QueueStats};
 use serde::{Deserialize, Serialize};
@@ -77,10 +77,10 @@ pub struct FunctionView {
     pub ip: Option<String>,
     /// Largest payload of a frame in bytes.
     pub mtu: u16,
-    /// Receive/transmit pairs.
-    pub queue_pairs: u16,
-    /// Entries of a queue.
-    pub queue_size: u16,
+    /// Receive/transmit pairs of a virtio network device.
+    pub queue_pairs: Option<u16>,
+    /// Entries of a queue of a virtio network device.
+    pub queue_size: Option<u16>,
     /// Speed shown to the driver in Mbit/s.
     pub speed_mbps: Option<u32>,
     /// Where the VMM connects.
@@ -91,12 +91,35 @@ pub struct FunctionView {
     pub port: Option<String>,
     /// Its pcap file.
     pub capture: Option<String>,
+    /// What only an RDMA device has.
+    pub rdma: Option<RdmaView>,
+}
+
+/// What an RDMA device has beyond other functions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RdmaView {
+    /// `ethernet` or `infiniband`.
+    pub link_type: String,
+    /// GUID of node and port, 16 hexadecimal digits.
+    pub guid: String,
+    /// LID; none on Ethernet.
+    pub lid: Option<u16>,
+    /// GIDs in use, as IPv6 addresses in the order of their table.
+    pub gids: Vec<String>,
+    /// Whether the VMM may map the doorbell pages.
+    pub mapped_doorbells: bool,
+    /// Files of guest memory that it shares with those it may reach.
+    pub shared_files: usize,
 }
 
 impl FunctionView {
     /// A function as it is now.
-    pub fn new(function: &Function, em: String, carrier: bool) -> Self {
+    pub fn new(function: &Function, em: String, carrier: bool, rdma: Option<RdmaView>) -> Self {
         let config = &function.config;
+        let net = match &config.kind {
+            FunctionKind::VirtioNet(net) => Some(net),
+            FunctionKind::Rdma(_) => None,
+        };
         let admin_up = function.admin_up.load(Ordering::Acquire);
         let word = |up| if up { "up" } else { "down" }.to_owned();
         let (network, port) = match &config.attachment {
@@ -118,9 +141,9 @@ impl FunctionView {
             mac: config.mac.to_string(),
             ip: config.ip.map(|ip| ip.to_string()),
             mtu: config.mtu,
-            queue_pairs: config.queue_pairs,
-            queue_size: config.queue_size,
-            speed_mbps: config.speed_mbps,
+            queue_pairs: net.map(|n| n.queue_pairs),
+            queue_size: net.map(|n| n.queue_size),
+            speed_mbps: net.and_then(|n| n.speed_mbps),
             socket: config.socket.to_string_lossy().into_owned(),
             network,
             port,
@@ -128,6 +151,7 @@ impl FunctionView {
                 .capture
                 .as_ref()
                 .map(|path| path.to_string_lossy().into_owned()),
+            rdma,
         }
     }
 }

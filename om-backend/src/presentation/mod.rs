@@ -3,9 +3,11 @@
 //! One file per kind of function. Each makes a [`Presentation`], which the OM keeps as a
 //! [`crate::control::FunctionControl`].
 
+pub mod rdma;
 pub mod virtio_net;
 pub mod virtio_pci;
 
+use crate::config::{FunctionConfig, FunctionKind};
 use m2m_fabric::proto::FunctionSpec;
 use smartep::config::ConfigBuilder;
 
@@ -17,6 +19,14 @@ pub struct Presentation {
     pub windows: Vec<Vec<u8>>,
     /// For the EM.
     pub spec: FunctionSpec,
-    /// Where the link status lies: window, and byte in it. Bit 0 is "up".
-    pub link_status: (usize, usize),
+    /// Where the link status lies, if the control side has it: window, and byte in it. Bit 0 is "up".
+    pub link_status: Option<(usize, usize)>,
+}
+
+/// How function `id` looks, whatever its kind. Its link is down.
+pub fn present(id: u32, function: &FunctionConfig) -> Presentation {
+    match &function.kind {
+        FunctionKind::VirtioNet(net) => virtio_net::present(id, function, net),
+        FunctionKind::Rdma(rdma) => rdma::present(id, function, rdma),
+    }
 }

@@ -11,7 +11,7 @@
 
 use super::Presentation;
 use super::virtio_pci::{self, DEVICE_BASE, REVISION, VENDOR};
-use crate::config::FunctionConfig;
+use crate::config::{FunctionConfig, NetConfig};
 use m2m_fabric::proto::{
     ControlWindow, FunctionKind, FunctionSpec, RegionSpec, VirtioNetSpec, VirtioPciLayout, Window,
 };
@@ -80,9 +80,9 @@ const STATUS: usize = 6;
 const _: () = assert!(VIRTIO_NET_S_LINK_UP == 1);
 
 /// How function `id` looks. Its link is down.
-pub fn present(id: u32, function: &FunctionConfig) -> Presentation {
+pub fn present(id: u32, function: &FunctionConfig, net: &NetConfig) -> Presentation {
     // one for every receive, transmit and control queue, one for changes of the configuration
-    let msix_vectors = 2 * function.queue_pairs + 2;
+    let msix_vectors = 2 * net.queue_pairs + 2;
     let bar = |kind| {
         Some(BarSpec {
             size: BAR_BYTES,
@@ -129,7 +129,7 @@ pub fn present(id: u32, function: &FunctionConfig) -> Presentation {
     };
     Presentation {
         config,
-        windows: vec![device_config(function)],
+        windows: vec![device_config(function, net)],
         spec: FunctionSpec {
             id,
             name: function.name.clone(),
@@ -152,24 +152,24 @@ pub fn present(id: u32, function: &FunctionConfig) -> Presentation {
             kind: FunctionKind::VirtioNet(VirtioNetSpec {
                 mac: function.mac.0,
                 mtu: function.mtu,
-                queue_pairs: function.queue_pairs,
-                queue_size: function.queue_size,
+                queue_pairs: net.queue_pairs,
+                queue_size: net.queue_size,
                 layout: LAYOUT,
             }),
         },
-        link_status: (0, STATUS),
+        link_status: Some((0, STATUS)),
     }
 }
 
-fn device_config(function: &FunctionConfig) -> Vec<u8> {
-    let (speed, duplex) = match function.speed_mbps {
+fn device_config(function: &FunctionConfig, net: &NetConfig) -> Vec<u8> {
+    let (speed, duplex) = match net.speed_mbps {
         Some(speed) => (speed, DUPLEX_FULL),
         None => (SPEED_UNKNOWN, DUPLEX_UNKNOWN),
     };
     let known = VirtioNetConfig {
         mac: function.mac.0,
         status: 0.into(),
-        max_virtqueue_pairs: function.queue_pairs.into(),
+        max_virtqueue_pairs: net.queue_pairs.into(),
         mtu: function.mtu.into(),
         speed: speed.into(),
         duplex,
@@ -191,7 +191,7 @@ mod tests {
              mac = \"02:00:00:00:00:0a\"\nport = {{ null = true }}\n{lines}\n"
         );
         let config = Config::parse("test", &text).unwrap();
-        let presentation = present(3, &config.ems[0].functions[0]);
+        let presentation = super::super::present(3, &config.ems[0].functions[0]);
         let space = presentation.config.build().unwrap();
         (presentation, space)
     }

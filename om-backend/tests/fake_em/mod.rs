@@ -130,6 +130,18 @@ impl FakeEm {
         Self::try_join(&om.config().m2m_socket(), name).unwrap()
     }
 
+    /// Like [`join`](Self::join), as soon as the OM noticed that the last one of that name is gone.
+    pub(crate) fn join_again(om: &Om, name: &str) -> Self {
+        let deadline = Instant::now() + LONG;
+        loop {
+            match Self::try_join(&om.config().m2m_socket(), name) {
+                Ok(em) => return em,
+                Err(reason) => assert!(Instant::now() < deadline, "{reason}"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// The next thing that `pick` wants; all before it is forgotten.
     pub(crate) fn wait<T>(&self, mut pick: impl FnMut(Told) -> Option<T>) -> T {
         let deadline = Instant::now() + LONG;

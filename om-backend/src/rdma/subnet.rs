@@ -1,0 +1,497 @@
+//! The ports, their addresses, and the paths between them that EMs rely on.
+
+use super::Order;
+use crate::config::{Attachment, Config, LinkType, MacAddress};
+use crate::presentation::rdma::{guid, lid};
+use m2m_fabric::proto::{RdmaDestination, RdmaPath, RdmaRequest};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv6Addr;
+
+/// Entries of a port's GID table, at most.
+const MAX_GIDS: u16 = 256;
+/// Prefix of the GIDs that every InfiniBand port has from the start (IBTA 1.5 §4.1.1).
+const LINK_LOCAL: u64 = 0xfe80 << 48;
+
+/// The port of an RDMA function.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Port {
+    /// Its EM, by its place in the configuration.
+    pub em: usize,
+    /// Name of the function.
+    pub name: String,
+    /// Name of its network.
+    pub network: String,
+    /// What it is attached to.
+    pub link_type: LinkType,
+    /// Its MAC address.
+    pub mac: MacAddress,
+    /// GUID of node and port.
+    pub guid: u64,
+    /// Its LID; 0 on Ethernet.
+    pub lid: u16,
+}
+
+impl Port {
+    /// Whether the network's policy lets the two talk; a port reaches itself.
+    fn reaches(&self, other: &Self) -> bool {
+        self.network == other.network && self.link_type == other.link_type
+    }
+
+    /// The GID that it has without anybody setting one.
+    fn own_gid(&self) -> Option<[u8; 16]> {
+        let gid = (u128::from(LINK_LOCAL) << 64 | u128::from(self.guid)).to_be_bytes();
+        (self.link_type == LinkType::Infiniband).then_some(gid)
+    }
+}
+
+/// All ports.
+#[derive(Debug)]
+pub struct Subnet {
+    /// By function id.
+    ports: BTreeMap<u32, Port>,
+    /// By function id and index.
+    gids: BTreeMap<u32, BTreeMap<u16, [u8; 16]>>,
+    up: BTreeSet<usize>,
+    /// Functions whose link the administrator does not let be up.
+    barred: BTreeSet<u32>,
+    /// Number of the last answer.
+    generation: u64,
+    /// Last answer by function that asked, and peer.
+    granted: BTreeMap<(u32, u32), u64>,
+}
+
+impl Subnet {
+    /// All EMs are away; function ids count up in the order of the configuration.
+    pub fn new(config: &Config) -> Self {
+        let all = config
+            .ems
+            .iter()
+            .enumerate()
+            .flat_map(|(em, c)| c.functions.iter().map(move |f| (em, f)));
+        let mut ports = BTreeMap::new();
+        let mut barred = BTreeSet::new();
+        for (id, (em, f)) in (0..).zip(all) {
+            let (Some(rdma), Attachment::Network(network)) = (f.kind.rdma(), &f.attachment) else {
+                continue;
+            };
+            ports.insert(
+                id,
+                Port {
+                    em,
+                    name: f.name.clone(),
+                    network: network.clone(),
+                    link_type: rdma.link_type,
+                    mac: f.mac,
+                    guid: guid(f.mac),
+                    lid: lid(id, rdma.link_type),
+                },
+            );
+            if !f.link_up {
+                barred.insert(id);
+            }
+        }
+        Self {
+            ports,
+            gids: BTreeMap::new(),
+            up: BTreeSet::new(),
+            barred,
+            generation: 0,
+            granted: BTreeMap::new(),
+        }
+    }
+
+    /// The port of a function, if it is an RDMA function.
+    pub fn port(&self, function: u32) -> Option<&Port> {
+        self.ports.get(&function)
+    }
+
+    /// The GIDs in use, in the order of the function's table; first the one it has anyway.
+    pub fn gids(&self, function: u32) -> Vec<[u8; 16]> {
+        let mut all: Vec<[u8; 16]> = Vec::new();
+        let own = self.port(function).and_then(Port::own_gid);
+        let set = self
+            .gids
+            .get(&function)
+            .into_iter()
+            .flat_map(|t| t.values());
+        for gid in own.iter().chain(set) {
+            if !all.contains(gid) {
+                all.push(*gid);
+            }
+        }
+        all
+    }
+
+    /// The EMs that serve a port which may talk to that of `function`, itself not counted.
+    pub fn neighbours(&self, function: u32) -> BTreeSet<usize> {
+        let Some(port) = self.port(function) else {
+            return BTreeSet::new();
+        };
+        self.ports
+            .iter()
+            .filter(|(id, p)| **id != function && p.reaches(port) && self.up.contains(&p.em))
+            .map(|(_, p)| p.em)
+            .collect()
+    }
+
+    /// The RDMA functions of an EM.
+    pub fn functions_of(&self, em: usize) -> Vec<u32> {
+        let own = self.ports.iter().filter(|(_, p)| p.em == em);
+        own.map(|(id, _)| *id).collect()
+    }
+
+    /// The RDMA functions whose EMs are up.
+    pub fn functions_up(&self) -> Vec<u32> {
+        let up = self.ports.iter().filter(|(_, p)| self.up.contains(&p.em));
+        up.map(|(id, _)| *id).collect()
+    }
+
+    /// A function's GID table changed; all zeroes remove an entry.
+    ///
+    /// # Errors
+    /// A sentence when there is no such function or index.
+    pub fn set_gid(&mut self, function: u32, index: u16, gid: [u8; 16]) -> Result<(), String> {
+        if self.port(function).is_none() {
+            return Err(format!("function {function} is no RDMA function"));
+        }
+        if index >= MAX_GIDS {
+            return Err(format!(
+                "GID index {index} is out of range; a table has {MAX_GIDS} entries"
+            ));
+        }
+        let table = self.gids.entry(function).or_default();
+        if gid == [0; 16] {
+            table.remove(&index);
+        } else {
+            table.insert(index, gid);
+        }
+        Ok(())
+    }
+
+    /// Where a destination is, for a function that wants to reach it.
+    ///
+    /// # Errors
+    /// A sentence that says why it cannot: nobody has that address in the function's network, or the
+    /// port is not up.
+    pub fn resolve(&mut self, function: u32, to: &RdmaDestination) -> Result<RdmaPath, String> {
+        let asker = self
+            .port(function)
+            .ok_or_else(|| format!("function {function} is no RDMA function"))?;
+        let (peer, port) = self.find(asker, to).ok_or_else(|| {
+            format!(
+                "network \"{}\" has no {} port with {}",
+                asker.network,
+                asker.link_type.as_str(),
+                describe(to)
+            )
+        })?;
+        if !self.up.contains(&port.em) {
+            return Err(format!("the EM of {} is away", port.name));
+        }
+        for (id, port) in [(function, asker), (peer, port)] {
+            if self.barred.contains(&id) {
+                return Err(format!("the link of {} is down", port.name));
+            }
+        }
+        self.generation += 1;
+        self.granted.insert((function, peer), self.generation);
+        Ok(RdmaPath {
+            peer,
+            generation: self.generation,
+        })
+    }
+
+    fn find(&self, asker: &Port, to: &RdmaDestination) -> Option<(u32, &Port)> {
+        let reachable = || {
+            let all = self.ports.iter().filter(|(_, p)| p.reaches(asker));
+            all.map(|(id, p)| (*id, p))
+        };
+        let with_gid: Vec<(u32, &Port)> = match to.gid {
+            Some(gid) => reachable()
+                .filter(|(id, port)| self.has_gid(*id, port, gid))
+                .collect(),
+            None => Vec::new(),
+        };
+        if asker.link_type == LinkType::Infiniband && to.lid != 0 {
+            // The LID is where packets go; a port there that is known not to have the GID drops them.
+            return reachable()
+                .find(|(_, port)| port.lid == to.lid)
+                .filter(|(id, _)| with_gid.is_empty() || with_gid.iter().any(|(g, _)| g == id));
+        }
+        let at_mac = |(_, port): &(u32, &Port)| port.mac.0 == to.mac;
+        match with_gid[..] {
+            [] => reachable().find(at_mac),
+            [only] => Some(only),
+            // Two guests took the same address; the one that the frame would reach has it.
+            _ => with_gid.into_iter().find(at_mac),
+        }
+    }
+
+    fn has_gid(&self, function: u32, port: &Port, gid: [u8; 16]) -> bool {
+        let set = self.gids.get(&function);
+        port.own_gid() == Some(gid) || set.is_some_and(|table| table.values().any(|g| *g == gid))
+    }
+
+    /// An EM came.
+    pub fn em_up(&mut self, em: usize) {
+        self.up.insert(em);
+    }
+
+    /// An EM is gone: its ports lose their GIDs, and paths to them end.
+    pub fn em_down(&mut self, em: usize) -> Vec<Order> {
+        self.up.remove(&em);
+        let gone = self.functions_of(em);
+        for function in &gone {
+            self.gids.remove(function);
+        }
+        self.revoke(&gone)
+    }
+
+    /// The administrator lets the link of a function be up or not.
+    pub fn set_link(&mut self, function: u32, up: bool) -> Vec<Order> {
+        if up {
+            self.barred.remove(&function);
+            return Vec::new();
+        }
+        self.barred.insert(function);
+        self.revoke(&[function])
+    }
+
+    /// Ends the paths from and to some functions, and tells the EMs that are up.
+    fn revoke(&mut self, functions: &[u32]) -> Vec<Order> {
+        let mut orders = Vec::new();
+        let (ports, up) = (&self.ports, &self.up);
+        self.granted.retain(|(function, peer), generation| {
+            if !functions.contains(function) && !functions.contains(peer) {
+                return true;
+            }
+            let em = ports.get(function).map(|port| port.em);
+            if let Some(em) = em.filter(|em| up.contains(em)) {
+                orders.push(Order {
+                    em,
+                    request: RdmaRequest::Revoke {
+                        function: *function,
+                        peer: *peer,
+                        generation: *generation,
+                    },
+                    fds: Vec::new(),
+                });
+            }
+            false
+        });
+        orders
+    }
+}
+
+fn describe(to: &RdmaDestination) -> String {
+    let mut parts = Vec::new();
+    if to.lid != 0 {
+        parts.push(format!("LID {}", to.lid));
+    }
+    if let Some(gid) = to.gid {
+        parts.push(format!("GID {}", Ipv6Addr::from(gid)));
+    }
+    let mac = MacAddress(to.mac);
+    if !mac.is_zero() || parts.is_empty() {
+        parts.push(format!("MAC {mac}"));
+    }
+    parts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Functions 0, 1, 2: InfiniBand in `blue`, on EMs 0, 1, 1; 3: InfiniBand in `red` on EM 1; 4 and
+    /// 5: Ethernet in `blue` on EMs 0 and 1; 6: virtio-net. All EMs are up.
+    fn subnet() -> Subnet {
+        let f = |n: u32, kind: &str, network: &str| {
+            format!(
+                "[[em.function]]\nname = \"f{n}\"\nmac = \"02:00:00:00:00:{n:02x}\"\n\
+                 network = \"{network}\"\nkind = {kind}\n"
+            )
+        };
+        let (ib, eth) = ("\"rdma\"", "\"rdma\"\nlink_type = \"ethernet\"");
+        // the order in the file is the order of ids
+        let text = format!(
+            "[[network]]\nname = \"blue\"\n[[network]]\nname = \"red\"\n\
+             [[em]]\nname = \"em0\"\n{}[[em]]\nname = \"em1\"\n{}{}{}\
+             [[em]]\nname = \"em2\"\n{}[[em]]\nname = \"em3\"\n{}{}",
+            f(0, ib, "blue"),
+            f(1, ib, "blue"),
+            f(2, ib, "blue"),
+            f(3, ib, "red"),
+            f(4, eth, "blue"),
+            f(5, eth, "blue"),
+            f(6, "\"virtio-net\"", "blue"),
+        );
+        let mut subnet = Subnet::new(&Config::parse("test", &text).unwrap());
+        for em in 0..4 {
+            subnet.em_up(em);
+        }
+        subnet
+    }
+
+    const NOWHERE: RdmaDestination = RdmaDestination {
+        lid: 0,
+        gid: None,
+        mac: [0; 6],
+    };
+
+    fn at_lid(lid: u16) -> RdmaDestination {
+        RdmaDestination { lid, ..NOWHERE }
+    }
+
+    fn at_gid(gid: &str, mac: u8) -> RdmaDestination {
+        let gid: Ipv6Addr = gid.parse().unwrap();
+        RdmaDestination {
+            gid: Some(gid.octets()),
+            mac: [2, 0, 0, 0, 0, mac],
+            lid: 0,
+        }
+    }
+
+    fn octets(gid: &str) -> [u8; 16] {
+        gid.parse::<Ipv6Addr>().unwrap().octets()
+    }
+
+    fn peer(s: &mut Subnet, function: u32, to: RdmaDestination) -> Result<u32, String> {
+        s.resolve(function, &to).map(|path| path.peer)
+    }
+
+    #[test]
+    fn a_lid_leads_to_its_function_also_to_itself_and_answers_count_up() {
+        let mut s = subnet();
+        let first = s.resolve(0, &at_lid(2)).unwrap();
+        let second = s.resolve(1, &at_lid(1)).unwrap();
+        assert_eq!((first.peer, second.peer), (1, 0));
+        assert!(second.generation > first.generation);
+        assert_eq!(peer(&mut s, 0, at_lid(1)), Ok(0));
+    }
+
+    #[test]
+    fn an_infiniband_port_has_the_link_local_gid_of_its_guid() {
+        let mut s = subnet();
+        let own = "fe80::200:ff:fe00:1";
+        assert_eq!(peer(&mut s, 0, at_gid(own, 0xee)), Ok(1));
+        assert_eq!(s.gids(1), [octets(own)]);
+        let both = |lid| RdmaDestination {
+            lid,
+            ..at_gid(own, 0)
+        };
+        assert_eq!(peer(&mut s, 0, both(2)), Ok(1));
+        assert!(peer(&mut s, 0, both(3)).is_err(), "the GID is another's");
+    }
+
+    #[test]
+    fn networks_and_link_types_do_not_reach_each_other() {
+        let mut s = subnet();
+        assert_eq!(
+            peer(&mut s, 0, at_lid(4)).unwrap_err(),
+            "network \"blue\" has no infiniband port with LID 4"
+        );
+        let sentence = "network \"blue\" has no infiniband port with MAC 02:00:00:00:00:05";
+        let mac = RdmaDestination {
+            mac: [2, 0, 0, 0, 0, 5],
+            ..NOWHERE
+        };
+        assert_eq!(peer(&mut s, 0, mac).unwrap_err(), sentence);
+        assert_eq!(peer(&mut s, 4, mac), Ok(5));
+        let virtio = RdmaDestination {
+            mac: [2, 0, 0, 0, 0, 6],
+            ..NOWHERE
+        };
+        assert!(peer(&mut s, 4, virtio).is_err());
+        assert_eq!(
+            peer(&mut s, 6, virtio).unwrap_err(),
+            "function 6 is no RDMA function"
+        );
+    }
+
+    #[test]
+    fn a_gid_leads_where_it_was_set_until_it_is_removed() {
+        let mut s = subnet();
+        let gid = "::ffff:10.0.0.5";
+        assert!(peer(&mut s, 4, at_gid(gid, 0xee)).is_err());
+        assert_eq!(
+            peer(&mut s, 4, at_gid(gid, 5)),
+            Ok(5),
+            "the MAC is known although the GID is not"
+        );
+        s.set_gid(5, 3, octets(gid)).unwrap();
+        assert_eq!(peer(&mut s, 4, at_gid(gid, 0xee)), Ok(5));
+        assert_eq!(s.gids(5), [octets(gid)]);
+        s.set_gid(4, 0, octets(gid)).unwrap();
+        assert_eq!(peer(&mut s, 4, at_gid(gid, 5)), Ok(5));
+        assert_eq!(peer(&mut s, 4, at_gid(gid, 4)), Ok(4));
+        assert!(peer(&mut s, 4, at_gid(gid, 0xee)).is_err(), "two have it");
+        s.set_gid(5, 3, [0; 16]).unwrap();
+        assert_eq!(peer(&mut s, 4, at_gid(gid, 0xee)), Ok(4));
+        let e = s.set_gid(5, 256, octets(gid)).unwrap_err();
+        assert_eq!(e, "GID index 256 is out of range; a table has 256 entries");
+        assert!(s.set_gid(6, 0, octets(gid)).is_err());
+    }
+
+    fn revocations(orders: &[Order]) -> Vec<(usize, u32, u32, u64)> {
+        orders
+            .iter()
+            .map(|order| match order.request {
+                RdmaRequest::Revoke {
+                    function,
+                    peer,
+                    generation,
+                } => (order.em, function, peer, generation),
+                _ => panic!("{order:?}"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn paths_end_with_the_em_of_the_peer_and_its_gids_are_forgotten() {
+        let mut s = subnet();
+        s.set_gid(5, 0, octets("fd00::5")).unwrap();
+        s.resolve(0, &at_lid(2)).unwrap();
+        let last = s.resolve(0, &at_lid(2)).unwrap().generation;
+        s.resolve(1, &at_lid(1)).unwrap();
+        s.resolve(0, &at_lid(1)).unwrap();
+        let eth = s.resolve(4, &at_gid("fd00::5", 0)).unwrap().generation;
+
+        assert_eq!(revocations(&s.em_down(1)), [(0, 0, 1, last)]);
+        assert_eq!(
+            peer(&mut s, 0, at_lid(2)).unwrap_err(),
+            "the EM of f1 is away"
+        );
+        assert!(s.em_down(1).is_empty(), "told once");
+        assert_eq!(revocations(&s.em_down(3)), [(2, 4, 5, eth)]);
+        s.em_up(3);
+        assert!(peer(&mut s, 4, at_gid("fd00::5", 0xee)).is_err());
+    }
+
+    #[test]
+    fn paths_end_both_ways_when_the_administrator_takes_the_link_down() {
+        let mut s = subnet();
+        let there = s.resolve(0, &at_lid(2)).unwrap().generation;
+        let back = s.resolve(1, &at_lid(1)).unwrap().generation;
+        s.resolve(2, &at_lid(2)).unwrap();
+        let orders = s.set_link(0, false);
+        assert_eq!(revocations(&orders), [(0, 0, 1, there), (1, 1, 0, back)]);
+        for (function, lid) in [(0, 2), (1, 1)] {
+            let e = peer(&mut s, function, at_lid(lid)).unwrap_err();
+            assert_eq!(e, "the link of f0 is down");
+        }
+        assert_eq!(peer(&mut s, 2, at_lid(2)), Ok(1));
+        assert!(s.set_link(0, true).is_empty());
+        assert_eq!(peer(&mut s, 1, at_lid(1)), Ok(0));
+    }
+
+    #[test]
+    fn neighbours_are_the_ems_of_ports_that_may_talk() {
+        let mut s = subnet();
+        assert_eq!(s.neighbours(0), [1].into());
+        assert_eq!(s.neighbours(1), [0, 1].into(), "f2 is on the same EM");
+        assert_eq!(s.neighbours(3), [].into());
+        assert_eq!(s.neighbours(6), [].into());
+        s.em_down(0);
+        assert_eq!(s.neighbours(1), [1].into());
+    }
+}
