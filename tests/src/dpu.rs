@@ -171,6 +171,19 @@ impl Dpu {
         self.om.id()
     }
 
+    /// Starts an OM for RDMA functions on one network (`em0` has `rdma0` and so on).
+    ///
+    /// # Errors
+    /// The programs are not built, or did not come up.
+    pub fn start_rdma(functions: usize) -> Result<Self> {
+        Self::with_config(functions, |directory| rdma_config(directory, functions))
+    }
+
+    /// The vfio-user socket of function `rdmaN`.
+    pub fn rdma_socket(&self, index: usize) -> PathBuf {
+        self.directory.path().join(format!("rdma{index}.sock"))
+    }
+
     /// The vfio-user socket of function `netN`.
     pub fn socket(&self, index: usize) -> PathBuf {
         self.directory.path().join(format!("net{index}.sock"))
@@ -258,6 +271,24 @@ pub fn config(directory: &Path, functions: &[Net]) -> String {
             net.mtu,
             net.pairs,
             net.queue_size,
+        );
+    }
+    text
+}
+
+/// The OM's file for RDMA functions `rdma0`… of an InfiniBand network, each in its EM.
+pub fn rdma_config(directory: &Path, functions: usize) -> String {
+    let mut text = format!(
+        "[dpu]\nrun_dir = \"{}\"\n\n[[network]]\nname = \"lab\"\n",
+        directory.display()
+    );
+    for index in 0..functions {
+        let _ = write!(
+            text,
+            "\n[[em]]\nname = \"em{index}\"\n\n  [[em.function]]\n  name = \"rdma{index}\"\n  \
+             kind = \"rdma\"\n  link_type = \"infiniband\"\n  mac = \"02:00:00:00:01:{:02x}\"\n  \
+             network = \"lab\"\n",
+            index + 1,
         );
     }
     text

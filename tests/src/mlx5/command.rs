@@ -1,8 +1,9 @@
 //! The command interface: entries and mailboxes.
 
-use super::{COMMAND_DOORBELL, Mlx5};
+use super::{COMMAND_DOORBELL, MAILBOXES, Mlx5};
 use crate::time::{SOON, wait_for};
 use crate::{Error, Result};
+use std::time::{Duration, Instant};
 
 /// Opcodes.
 pub mod opcode {
@@ -71,6 +72,20 @@ impl Mlx5 {
     /// # Errors
     /// The device did not answer, or with a delivery status.
     pub fn execute(&mut self, input: &[u8], out_len: usize) -> Result<Vec<u8>> {
+        Ok(self.execute_timed(input, out_len)?.0)
+    }
+
+    /// The same, with the time from the doorbell to the status.
+    pub(super) fn execute_timed(
+        &mut self,
+        input: &[u8],
+        out_len: usize,
+    ) -> Result<(Vec<u8>, Duration)> {
+        if input.len() as u64 > MAILBOXES / MAILBOX_STRIDE * MAILBOX_DATA as u64 {
+            return Err(Error::Harness(
+                "the command is too long for the mailboxes".into(),
+            ));
+        }
         let in_mailbox = self.chain(self.input, &input[16..])?;
         let rest = vec![0; out_len.saturating_sub(16)];
         let out_mailbox = self.chain(self.output, &rest)?;
@@ -84,12 +99,14 @@ impl Mlx5 {
         entry[63] = 1;
         let at = self.commands;
         self.memory.write(at, &entry)?;
+        let begin = Instant::now();
         self.write32(COMMAND_DOORBELL, 1)?;
         let memory = self.memory.clone();
         let status = wait_for("a command", SOON, || {
             let status = memory.load_u32(at + 60).ok()?.to_le_bytes()[3];
             (status & 1 == 0).then_some(status)
         })?;
+        let time = begin.elapsed();
         if status != 0 {
             return Err(Error::Device(format!("delivery status {:#x}", status >> 1)));
         }
@@ -98,7 +115,7 @@ impl Mlx5 {
             let from = self.output + block as u64 * MAILBOX_STRIDE;
             output.extend(self.memory.bytes(from, chunk.len())?);
         }
-        Ok(output)
+        Ok((output, time))
     }
 
     /// Writes data into mailboxes one after the other; answers the first's address.

@@ -48,8 +48,8 @@ pub struct Mlx5 {
     eq_index: u32,
 }
 
-/// Bytes of mailboxes for one direction: page lists of 64 MiB.
-const MAILBOXES: u64 = 1 << 19;
+/// Bytes of mailboxes for input: page lists of a little more than 1 GiB.
+const MAILBOXES: u64 = (4 << 20) + (64 << 10);
 /// log₂ of the entries of the completion event queue.
 const LOG_EQ: u8 = 11;
 

@@ -10,6 +10,7 @@ mod hostile_socket;
 mod lifecycle;
 mod om_config;
 mod probe;
+mod rdma;
 mod stats;
 mod traffic;
 mod traffic_ports;

@@ -1,0 +1,393 @@
+//! RDMA between two EMs without a VM: bandwidth against `memcpy`, message rate, latency, and whether cost
+//! stays flat with the number of queue pairs and memory regions.
+
+use distdpu_tests::dpu::Dpu;
+use distdpu_tests::mlx5::{Buffer, Cq, Mlx5, Qp, QpPlan, Send, Service, opcode};
+use distdpu_tests::virtio_net::Guest;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+/// Rounds of each measurement.
+const ROUNDS: usize = 7;
+/// Requests of one queue pair between two doorbells; the last one is signaled.
+const BATCH: u64 = 32;
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("rdma: {error}");
+        std::process::exit(1);
+    }
+}
+
+struct Metric {
+    name: String,
+    what: String,
+    unit: &'static str,
+    values: Vec<f64>,
+    /// Name of the metric it is compared with, and the ratios round by round.
+    against: Option<(String, Vec<f64>)>,
+}
+
+fn run() -> Outcome<()> {
+    let mut metrics = Vec::new();
+    bandwidth(&mut metrics)?;
+    latency(&mut metrics)?;
+    rate_by_queue_pairs(&mut metrics)?;
+    rate_by_regions(&mut metrics)?;
+    registration(&mut metrics)?;
+    report(&metrics)
+}
+
+/// One guest's driver.
+struct Side {
+    driver: Mlx5,
+    pd: u32,
+    cq: Cq,
+    buffer: Buffer,
+}
+
+struct Pair {
+    a: Side,
+    b: Side,
+    dpu: Dpu,
+}
+
+impl Pair {
+    fn new(memory: u64, buffer: u64) -> Outcome<Self> {
+        let dpu = Dpu::start_rdma(2)?;
+        let side = |index| -> Outcome<Side> {
+            let guest = Guest {
+                memory,
+                ..Guest::default()
+            };
+            let mut driver = Mlx5::open(&dpu.rdma_socket(index), guest)?;
+            driver.start()?;
+            let pd = driver.allocate(opcode::ALLOC_PD)?;
+            let cq = driver.create_cq(14)?;
+            let buffer = driver.register(pd, buffer)?;
+            Ok(Side {
+                driver,
+                pd,
+                cq,
+                buffer,
+            })
+        };
+        let (a, b) = (side(0)?, side(1)?);
+        Ok(Self { a, b, dpu })
+    }
+
+    /// Connected queue pairs; the sending ends.
+    fn connect(&mut self, count: usize, log_send: u8) -> Outcome<Vec<Qp>> {
+        let (lid_a, lid_b) = (self.a.driver.lid, self.b.driver.lid);
+        (0..count)
+            .map(|_| {
+                let plan = |pd| QpPlan {
+                    service: Service::Rc,
+                    pd,
+                    log_send,
+                    log_receive: 0,
+                };
+                let a = self
+                    .a
+                    .driver
+                    .create_qp(plan(self.a.pd), &self.a.cq, &self.a.cq)?;
+                let b = self
+                    .b
+                    .driver
+                    .create_qp(plan(self.b.pd), &self.b.cq, &self.b.cq)?;
+                self.a.driver.connect(&a, Service::Rc, lid_b, b.number)?;
+                self.b.driver.connect(&b, Service::Rc, lid_a, a.number)?;
+                Ok(a)
+            })
+            .collect()
+    }
+
+    /// CPU time of both EMs.
+    fn cpu(&self) -> Outcome<Duration> {
+        let mut total = 0;
+        for em in 0..2 {
+            let pid = self.dpu.em_pid(em)?;
+            for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+                let text = std::fs::read_to_string(task?.path().join("schedstat"))?;
+                let run = text.split(' ').next().and_then(|n| n.parse::<u64>().ok());
+                total += run.ok_or("schedstat makes no sense")?;
+            }
+        }
+        Ok(Duration::from_nanos(total))
+    }
+}
+
+fn bandwidth(metrics: &mut Vec<Metric>) -> Outcome<()> {
+    let size = 64u64 << 20;
+    let mut pair = Pair::new(160 << 20, size)?;
+    let mut qps = pair.connect(1, 7)?;
+    let mut from = vec![1u8; size as usize];
+    let mut to = vec![2u8; size as usize];
+    for len in [65_536u64, 1 << 20] {
+        let (mut copies, mut writes) = (Vec::new(), Vec::new());
+        for round in 0..=ROUNDS {
+            let total = 512u64 << 20;
+            let begin = Instant::now();
+            for n in 0..total / len {
+                let at = (n * len % size) as usize;
+                to[at..at + len as usize].copy_from_slice(&from[at..at + len as usize]);
+                std::hint::black_box(&mut to);
+            }
+            from[round] ^= 1;
+            let copy = gigabytes(total, begin);
+            let begin = Instant::now();
+            let qp = &mut qps[0];
+            let mut posted = 0;
+            let mut done = 0;
+            while done < total / len {
+                while posted < total / len && posted - done < 64 {
+                    let at = posted * len % size;
+                    let (local, remote) = (pair.a.buffer, pair.b.buffer);
+                    let write = Send::Write(remote.address + at, remote.key, None);
+                    qp.post_send(write, &[(local.key, local.address + at, len as u32)], true)?;
+                    posted += 1;
+                }
+                pair.a.driver.ring(qp)?;
+                check(pair.a.cq.wait()?)?;
+                done += 1;
+                while let Some(cqe) = pair.a.cq.poll()? {
+                    check(cqe)?;
+                    done += 1;
+                }
+            }
+            // The first round warms up.
+            if round > 0 {
+                copies.push(copy);
+                writes.push(gigabytes(total, begin));
+            }
+        }
+        let ratios = writes.iter().zip(&copies).map(|(w, c)| w / c).collect();
+        let kib = len >> 10;
+        metrics.push(Metric {
+            name: format!("memcpy_{kib}k"),
+            what: format!("memcpy of {kib} KiB, one thread"),
+            unit: "GB/s",
+            values: copies,
+            against: None,
+        });
+        metrics.push(Metric {
+            name: format!("write_{kib}k"),
+            what: format!("RDMA WRITE of {kib} KiB, guest memory to guest memory"),
+            unit: "GB/s",
+            values: writes,
+            against: Some((format!("memcpy_{kib}k"), ratios)),
+        });
+    }
+    Ok(())
+}
+
+fn latency(metrics: &mut Vec<Metric>) -> Outcome<()> {
+    let mut pair = Pair::new(48 << 20, 1 << 20)?;
+    let mut qps = pair.connect(1, 7)?;
+    let qp = &mut qps[0];
+    let mut values = Vec::new();
+    for _ in 0..2000 {
+        let (local, remote) = (pair.a.buffer, pair.b.buffer);
+        let write = Send::Write(remote.address, remote.key, None);
+        qp.post_send(write, &[(local.key, local.address, 8)], true)?;
+        let begin = Instant::now();
+        pair.a.driver.ring(qp)?;
+        check(pair.a.cq.wait()?)?;
+        values.push(begin.elapsed().as_nanos() as f64 / 1000.0);
+    }
+    metrics.push(Metric {
+        name: "write_8_latency".into(),
+        what: "RDMA WRITE of 8 bytes, doorbell to completion".into(),
+        unit: "us",
+        values,
+        against: None,
+    });
+    Ok(())
+}
+
+/// Writes 8 bytes `count` times on the queue pairs in turn. Millions a second, by the clock and by the EMs'
+/// CPU time (both together as one core).
+fn rate(pair: &mut Pair, qps: &mut [Qp], buffers: &[Buffer], count: u64) -> Outcome<[f64; 2]> {
+    let (begin, cpu) = (Instant::now(), pair.cpu()?);
+    let batches = count / BATCH;
+    let (mut posted, mut done) = (0u64, 0u64);
+    let window = (qps.len() as u64).min(64) * 3;
+    while done < batches {
+        while posted < batches && posted - done < window {
+            let turn = posted as usize % qps.len();
+            let qp = &mut qps[turn];
+            for n in 0..BATCH {
+                let local = buffers[(posted * BATCH + n) as usize % buffers.len()];
+                let remote = pair.b.buffer;
+                let write = Send::Write(remote.address + n * 8, remote.key, None);
+                qp.post_send(write, &[(local.key, local.address, 8)], n + 1 == BATCH)?;
+            }
+            pair.a.driver.ring(qp)?;
+            posted += 1;
+        }
+        check(pair.a.cq.wait()?)?;
+        done += 1;
+        while let Some(cqe) = pair.a.cq.poll()? {
+            check(cqe)?;
+            done += 1;
+        }
+    }
+    let messages = (batches * BATCH) as f64 / 1e6;
+    let spent = pair.cpu()?.saturating_sub(cpu).as_secs_f64();
+    Ok([
+        messages / begin.elapsed().as_secs_f64(),
+        messages / spent * 2.0,
+    ])
+}
+
+fn rate_by_queue_pairs(metrics: &mut Vec<Metric>) -> Outcome<()> {
+    let mut pair = Pair::new(160 << 20, 1 << 20)?;
+    let mut qps = pair.connect(1024, 7)?;
+    let buffers = [pair.a.buffer];
+    let counts = [1usize, 16, 64, 1024];
+    let mut all: Vec<Vec<[f64; 2]>> = vec![Vec::new(); counts.len()];
+    for round in 0..=ROUNDS {
+        for (values, &count) in all.iter_mut().zip(&counts) {
+            let value = rate(&mut pair, &mut qps[..count], &buffers, 400_000)?;
+            if round > 0 {
+                values.push(value);
+            }
+        }
+    }
+    flat(metrics, "queue pairs", "qp", &counts, &all);
+    Ok(())
+}
+
+fn rate_by_regions(metrics: &mut Vec<Metric>) -> Outcome<()> {
+    let mut pair = Pair::new(160 << 20, 1 << 20)?;
+    let mut qps = pair.connect(16, 7)?;
+    let mut buffers = vec![pair.a.buffer];
+    for _ in 1..10_000 {
+        buffers.push(pair.a.driver.register(pair.a.pd, 4096)?);
+    }
+    let counts = [1usize, 10_000];
+    let mut all: Vec<Vec<[f64; 2]>> = vec![Vec::new(); counts.len()];
+    for round in 0..=ROUNDS {
+        for (values, &count) in all.iter_mut().zip(&counts) {
+            let value = rate(&mut pair, &mut qps, &buffers[..count], 400_000)?;
+            if round > 0 {
+                values.push(value);
+            }
+        }
+    }
+    flat(metrics, "memory regions", "mr", &counts, &all);
+    Ok(())
+}
+
+fn flat(
+    metrics: &mut Vec<Metric>,
+    what: &str,
+    short: &str,
+    counts: &[usize],
+    all: &[Vec<[f64; 2]>],
+) {
+    for (count, values) in counts.iter().zip(all) {
+        let first = &all[0];
+        let ratios = values.iter().zip(first).map(|(v, f)| v[1] / f[1]).collect();
+        metrics.push(Metric {
+            name: format!("write_8_rate_{count}_{short}"),
+            what: format!("RDMA WRITEs of 8 bytes, {count} {what}"),
+            unit: "M/s",
+            values: values.iter().map(|v| v[0]).collect(),
+            against: None,
+        });
+        metrics.push(Metric {
+            name: format!("write_8_per_core_{count}_{short}"),
+            what: format!("the same, by the CPU time of an EM, {count} {what}"),
+            unit: "M/s",
+            values: values.iter().map(|v| v[1]).collect(),
+            against: Some((format!("write_8_per_core_{}_{short}", counts[0]), ratios)),
+        });
+    }
+}
+
+fn registration(metrics: &mut Vec<Metric>) -> Outcome<()> {
+    let dpu = Dpu::start_rdma(2)?;
+    let guest = Guest {
+        memory: 64 << 20,
+        ..Guest::default()
+    };
+    let mut driver = Mlx5::open(&dpu.rdma_socket(0), guest)?;
+    driver.start()?;
+    let pd = driver.allocate(opcode::ALLOC_PD)?;
+    let mut values = Vec::new();
+    for _ in 0..ROUNDS {
+        values.push(driver.time_registration(pd, 1 << 30)?.as_secs_f64() * 1e3);
+    }
+    metrics.push(Metric {
+        name: "register_1g".into(),
+        what: "registration of 1 GiB of 4 KiB pages, doorbell to status".into(),
+        unit: "ms",
+        values,
+        against: None,
+    });
+    Ok(())
+}
+
+fn check(cqe: distdpu_tests::mlx5::Cqe) -> Outcome<()> {
+    match cqe.opcode {
+        0 => Ok(()),
+        _ => Err(format!("a request failed: {cqe:?}").into()),
+    }
+}
+
+fn gigabytes(bytes: u64, since: Instant) -> f64 {
+    bytes as f64 / since.elapsed().as_secs_f64() / 1e9
+}
+
+fn report(metrics: &[Metric]) -> Outcome<()> {
+    println!(
+        "{:62} {:>9} {:>9} {:>9} {:5} {:>7}",
+        "", "median", "p10", "p90", "", "ratio"
+    );
+    let mut json = match std::env::var_os("DISTDPU_BENCH_JSON") {
+        Some(path) => Some(OpenOptions::new().create(true).append(true).open(path)?),
+        None => None,
+    };
+    for metric in metrics {
+        let at = |q| quantile(metric.values.clone(), q);
+        let ratio = metric
+            .against
+            .as_ref()
+            .map(|(_, ratios)| quantile(ratios.clone(), 0.5));
+        println!(
+            "{:62} {:9.2} {:9.2} {:9.2} {:5} {:>7}",
+            metric.what,
+            at(0.5),
+            at(0.1),
+            at(0.9),
+            metric.unit,
+            ratio.map_or(String::new(), |r| format!("{r:.2}x")),
+        );
+        if let Some(file) = &mut json {
+            let line = serde_json::json!({
+                "metric": metric.name,
+                "value": at(0.5),
+                "unit": metric.unit,
+                "compared_with": metric.against.as_ref().map(|a| &a.0),
+                "ratio": ratio,
+                "samples": metric.values.len(),
+            });
+            writeln!(file, "{line}")?;
+        }
+    }
+    println!(
+        "bars: WRITE of 1 MiB at least 0.8x memcpy, of 64 KiB 0.6x; 3 M/s of 8 bytes per EM core with 16 queue \
+         pairs; 2 us; the rate within 20 % from 1 to 1024 queue pairs and 10000 regions; 1 GiB in 100 ms"
+    );
+    Ok(())
+}
+
+fn quantile(mut values: Vec<f64>, q: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let at = (values.len().saturating_sub(1) as f64 * q).round() as usize;
+    values.get(at).copied().unwrap_or(f64::NAN)
+}
