@@ -19,7 +19,7 @@ use dot_iommu::{DotReader, DotView};
 use m2m_fabric::proto::{FunctionState, FunctionStats, VirtioNetSpec};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Frames a queue or wire may move in one turn.
 const BUDGET: usize = 64;
@@ -248,10 +248,19 @@ impl NetDevice {
             link_up: self.link_up,
         };
         let pairs = usize::from(session.settings.pairs);
-        for queue in queues.iter_mut().skip(1).step_by(2).take(pairs) {
-            let sent = transmit::burst(queue, &view, links, &limits, &mut pool.parts, BUDGET);
-            done += note(queue.index, sent)?;
-            interrupt(queue, &view, signals);
+        for (pair, queue) in queues.iter_mut().skip(1).step_by(2).enumerate() {
+            settle(queue, &view);
+            let before = queue.bytes();
+            if pair < pairs {
+                let sent = transmit::burst(queue, &view, links, &limits, &mut pool.parts, BUDGET);
+                done += note(queue.index, sent)?;
+            }
+            let (untold, bytes) = (queue.untold(), queue.bytes() - before);
+            queue.moderation.untold(untold, bytes, links.now());
+            if queue.moderation.is_due(links.now()) {
+                interrupt(queue, &view, signals);
+                queue.moderation.untold(queue.untold(), 0, links.now());
+            }
         }
         let split = links.split();
         for link in split.wires {
@@ -351,21 +360,27 @@ impl NetDevice {
         }
     }
 
-    /// How long the data path may sleep for this function.
-    pub fn patience(&self, links: &Links) -> Option<Duration> {
+    /// Until when the data path may sleep for this function.
+    pub fn deadline(&self, links: &Links, now: Instant) -> Option<Instant> {
         /// How soon memory that went away is looked for.
         const STALLED: Duration = Duration::from_millis(2);
-        /// No finer than this.
+        /// What waits for others is not looked at more often than this.
         const LEAST: Duration = Duration::from_millis(1);
         let queues = self.queues.iter().filter_map(|queue| queue.blocked);
-        let transmit = queues.map(|since| transmit::PATIENCE.saturating_sub(since.elapsed()));
+        let transmit = queues.map(|since| since + transmit::PATIENCE);
         let links = links.iter().filter_map(|link| link.blocked);
-        let receive = links.map(|b| receive::PATIENCE.saturating_sub(b.since.elapsed()));
+        let receive = links.map(|b| b.since + receive::PATIENCE);
+        let running = self.bus_master && self.session.is_some();
+        let interrupts = self.queues.iter().filter(|_| running);
+        let interrupts = interrupts.filter_map(|q| q.moderation.deadline());
+        // One that is over by now was not possible for a reason that takes its time.
+        let interrupts = interrupts.map(|at| if at > now { at } else { now + LEAST });
         transmit
             .chain(receive)
-            .chain(self.stalled.then_some(STALLED))
+            .map(|at| at.max(now + LEAST))
+            .chain(self.stalled.then_some(now + STALLED))
+            .chain(interrupts)
             .min()
-            .map(|left| left.max(LEAST))
     }
 
     /// Whether work is known that was not done.
@@ -393,6 +408,18 @@ impl NetDevice {
 /// Queues of a function: pairs and the control queue.
 pub fn queue_count(spec: &VirtioNetSpec) -> u16 {
     2 * spec.queue_pairs + 1
+}
+
+/// Forgets what the driver found out by itself or does not want to know.
+fn settle(queue: &mut NetQueue, view: &DotView<'_>) {
+    if queue.moderation.waits() {
+        let wanted = queue
+            .attach(view)
+            .and_then(|mut ring| ring.still_wants_interrupt());
+        if wanted == Some(false) {
+            queue.moderation.settle();
+        }
+    }
 }
 
 fn interrupt(queue: &mut NetQueue, view: &DotView<'_>, signals: &Signals) {

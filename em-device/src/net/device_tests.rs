@@ -448,7 +448,7 @@ fn memory_that_is_away_for_a_while_stalls_and_loses_nothing() {
     b.memory.table.unmap(BASE, BYTES).unwrap();
     b.turns();
     assert!(
-        b.device.patience(&b.links).is_some(),
+        b.device.deadline(&b.links, Instant::now()).is_some(),
         "looks again by itself"
     );
     b.memory.map();

@@ -127,6 +127,11 @@ impl Links {
         self.now = now;
     }
 
+    /// The time of this round.
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = &Link> {
         self.wires.iter().chain(&self.recorders)

@@ -6,6 +6,7 @@
 //! * [`control`]: commands of the control queue;
 //! * [`steer`]: which queue pair a frame goes to;
 //! * [`links`]: the function's wires;
+//! * [`moderation`]: when a driver hears of frames that were sent;
 //! * [`queue`]: a virtqueue with its counters;
 //! * [`receive`], [`transmit`]: the two ways of a frame;
 //! * [`device`]: the function as the data path holds it.
@@ -16,6 +17,7 @@ pub mod features;
 pub mod filter;
 pub mod header;
 pub mod links;
+pub mod moderation;
 pub mod queue;
 pub mod receive;
 pub mod steer;

@@ -1,5 +1,6 @@
 //! A virtqueue of the function with what is counted about it.
 
+use super::moderation::Moderation;
 use crate::virtio::ring::{Attached, Ring};
 use dot_iommu::DotView;
 use m2m_fabric::proto::QueueStats;
@@ -51,6 +52,8 @@ pub struct NetQueue {
     drops: BTreeMap<&'static str, u64>,
     /// Since when its frames find no room.
     pub blocked: Option<Instant>,
+    /// What its driver was not told yet; transmit queues only.
+    pub moderation: Moderation,
 }
 
 impl NetQueue {
@@ -70,6 +73,7 @@ impl NetQueue {
             interrupts: 0,
             drops: BTreeMap::new(),
             blocked: None,
+            moderation: Moderation::default(),
         }
     }
 
@@ -77,6 +81,7 @@ impl NetQueue {
     pub fn set_ring(&mut self, ring: Option<Ring>) {
         self.ring = ring;
         self.blocked = None;
+        self.moderation.settle();
     }
 
     /// Whether it has a ring.
@@ -106,6 +111,16 @@ impl NetQueue {
     /// Counts a dropped frame.
     pub fn count_drop(&mut self, reason: &'static str) {
         *self.drops.entry(reason).or_default() += 1;
+    }
+
+    /// Buffers that its driver was not told of.
+    pub fn untold(&self) -> u16 {
+        self.ring.as_ref().map_or(0, Ring::untold)
+    }
+
+    /// Bytes moved since the start.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Counts an interrupt.

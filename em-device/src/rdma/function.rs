@@ -88,7 +88,9 @@ impl RdmaFunction {
 
     /// Asks for wake-ups. Answers whether there is work already.
     pub fn arm(&mut self) -> bool {
-        (self.bus_master && self.device.is_rung()) || self.wires.arm()
+        let busy = self.device.is_rung()
+            || self.device.patience(Instant::now()) == Some(Duration::ZERO);
+        (self.bus_master && busy) || self.wires.arm()
     }
 
     /// Takes the wish for wake-ups back.
@@ -96,9 +98,10 @@ impl RdmaFunction {
         self.wires.disarm();
     }
 
-    /// The longest time without a turn.
-    pub fn patience(&self, now: Instant) -> Option<Duration> {
-        self.device.patience(now).filter(|_| self.bus_master)
+    /// When there must be a turn at the latest.
+    pub fn deadline(&self, now: Instant) -> Option<Instant> {
+        let patience = self.device.patience(now).filter(|_| self.bus_master)?;
+        now.checked_add(patience)
     }
 
     /// What to sleep on.

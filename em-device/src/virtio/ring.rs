@@ -84,6 +84,11 @@ impl Ring {
         }
     }
 
+    /// Buffers that were published since the driver was last told, or did not want to be.
+    pub fn untold(&self) -> u16 {
+        (self.next_used - self.signalled).0
+    }
+
     /// The ring on a view, for one burst.
     pub fn attach<'r, 'v>(&'r mut self, view: &'v DotView<'_>) -> Attached<'r, 'v> {
         let (setup, size) = (self.setup, u64::from(self.setup.size));
@@ -222,10 +227,19 @@ impl<'v> Attached<'_, 'v> {
     /// Whether the driver wants an interrupt for what was published since the last call (virtio 1.3
     /// §2.7.7).
     pub fn wants_interrupt(&mut self) -> bool {
+        let wanted = self.still_wants_interrupt();
+        if wanted == Some(true) {
+            self.ring.signalled = self.ring.next_used;
+        }
+        wanted.unwrap_or(false)
+    }
+
+    /// The same, and the question stays open as long as the answer is yes. `None`: the memory is not there.
+    pub fn still_wants_interrupt(&mut self) -> Option<bool> {
         let ring = &mut *self.ring;
         let (old, new) = (ring.signalled, ring.next_used);
         if old == new {
-            return false;
+            return Some(false);
         }
         // What was published must be visible before the driver's wish is read.
         fence(Ordering::SeqCst);
@@ -240,10 +254,10 @@ impl<'v> Attached<'_, 'v> {
                 .map(|flags| u16::from_le(flags) & NO_INTERRUPT == 0)
         };
         // Without an answer the question stays open until the memory is back.
-        if wanted.is_some() {
+        if wanted == Some(false) {
             ring.signalled = new;
         }
-        wanted.unwrap_or(false)
+        wanted
     }
 
     /// Asks the driver for a notification at the next buffer after those that were seen (virtio 1.3

@@ -17,15 +17,19 @@
 //!   everything, whatever was asked for.
 //!
 //! `asleep` stays set during all of the last case, so that a task that is sent meanwhile rings the bell. What
-//! the worker sleeps on was fixed before: the wires, which only tasks change, and a time-out. A caller that
-//! leaves something behind that needs a time-out rings the bell for a new one.
+//! the worker sleeps on was fixed before: the wires, which only tasks change, the bell, and a timer, which
+//! whoever gives the lock back sets to the next deadline.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
 
 use super::State;
 use super::thread::Worker;
@@ -42,6 +46,8 @@ pub(super) struct Shared {
     state: Mutex<State>,
     /// Wakes the worker.
     pub(super) bell: OwnedFd,
+    /// Wakes the worker at a deadline.
+    pub(super) timer: OwnedFd,
     pub(super) asleep: AtomicBool,
     progress: AtomicU64,
     backlog: AtomicBool,
@@ -72,6 +78,30 @@ impl Shared {
         self.backlog.store(state.has_backlog(), Ordering::Relaxed);
     }
 
+    /// Sets the timer to the next deadline. Answers whether that worked.
+    pub(super) fn set_timer(&self, state: &mut State) -> bool {
+        let deadline = state.deadline();
+        if state.timer == deadline {
+            return true;
+        }
+        // Zero would mean never.
+        let left = deadline.map_or(Duration::ZERO, |at| {
+            let left = at.saturating_duration_since(Instant::now());
+            left.max(Duration::from_nanos(1))
+        });
+        let never = Timespec::default();
+        let setting = Itimerspec {
+            it_interval: never,
+            it_value: Timespec {
+                tv_sec: left.as_secs() as i64,
+                tv_nsec: i64::from(left.subsec_nanos()),
+            },
+        };
+        let set = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &setting).is_ok();
+        state.timer = deadline.filter(|_| set);
+        set
+    }
+
     fn ring(&self) {
         // A full counter wakes as well.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
@@ -92,7 +122,7 @@ impl Shared {
                 state.disarm();
                 continue;
             }
-            return state.patience().is_none();
+            return self.set_timer(state);
         }
         false
     }
@@ -119,6 +149,10 @@ impl Handle {
         let shared = Arc::new(Shared {
             state: Mutex::default(),
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            timer: timerfd_create(
+                TimerfdClockId::Monotonic,
+                TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+            )?,
             asleep: AtomicBool::new(false),
             progress: AtomicU64::new(0),
             backlog: AtomicBool::new(false),

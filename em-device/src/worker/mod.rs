@@ -15,7 +15,7 @@ mod thread;
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use m2m_fabric::proto::EmStats;
 
@@ -42,6 +42,8 @@ pub struct State {
     pub rdma: BTreeMap<u32, RdmaFunction>,
     wakeups: u64,
     bursts: u64,
+    /// When the worker's timer rings.
+    timer: Option<Instant>,
 }
 
 impl State {
@@ -101,11 +103,11 @@ impl State {
         self.rdma.values_mut().for_each(RdmaFunction::disarm);
     }
 
-    fn patience(&self) -> Option<Duration> {
+    fn deadline(&self) -> Option<Instant> {
         let now = Instant::now();
         let net = self.functions.values();
-        net.filter_map(|f| f.device.patience(&f.links))
-            .chain(self.rdma.values().filter_map(|f| f.patience(now)))
+        net.filter_map(|f| f.device.deadline(&f.links, now))
+            .chain(self.rdma.values().filter_map(|f| f.deadline(now)))
             .min()
     }
 

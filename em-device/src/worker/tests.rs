@@ -12,6 +12,7 @@ use m2m_fabric::proto::{LinkStats, VirtioNetSpec};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::time::Duration;
 
 /// Where the driver's buffers lie.
 const DATA: u64 = BASE + 0x10_0000;

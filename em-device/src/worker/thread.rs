@@ -64,11 +64,15 @@ impl Worker {
                 Err(mpsc::TryRecvError::Disconnected) => {}
                 Err(mpsc::TryRecvError::Empty) => {
                     self.collect_wires(&state);
-                    let patience = state.patience();
+                    // Without a timer it looks at things now and then.
+                    let deaf = !shared.set_timer(&mut state) || self.wires.is_none();
                     drop(state);
                     let begin = Instant::now();
-                    self.wait(patience);
+                    let timer_rang = self.wait(deaf);
                     state = shared.lock();
+                    if timer_rang {
+                        state.timer = None;
+                    }
                     self.spin.slept(begin.elapsed());
                     state.wakeups += 1;
                 }
@@ -110,27 +114,30 @@ impl Worker {
         }
     }
 
-    fn wait(&self, patience: Option<Duration>) {
-        /// How often to look at wires that cannot wake the worker.
-        const DEAF: Duration = Duration::from_millis(1);
-        let patience = match &self.wires {
-            Some(_) => patience,
-            None => Some(patience.map_or(DEAF, |p| p.min(DEAF))),
+    /// Sleeps; not for long when `deaf`, which means that not everything can wake it. Answers whether the
+    /// timer rang.
+    fn wait(&self, deaf: bool) -> bool {
+        const DEAF: Timespec = Timespec {
+            tv_sec: 0,
+            tv_nsec: 1_000_000,
         };
+        let (bell, timer) = (&self.shared.bell, &self.shared.timer);
         let wires = self.wires.iter().flatten().map(|fd| fd.as_fd());
-        let fds = std::iter::once(self.shared.bell.as_fd()).chain(wires);
+        let fds = [bell.as_fd(), timer.as_fd()].into_iter().chain(wires);
         let mut fds: Vec<PollFd<'_>> = fds
             .map(|fd: BorrowedFd<'_>| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
-        let timeout = patience.map(|d| Timespec {
-            tv_sec: d.as_secs() as i64,
-            tv_nsec: i64::from(d.subsec_nanos()),
-        });
         // A failed wait (only EINTR can happen) is a short one.
-        let _ = poll(&mut fds, timeout.as_ref());
-        if fds.first().is_some_and(|bell| !bell.revents().is_empty()) {
-            let mut count = [0; 8];
-            let _ = rustix::io::read(&self.shared.bell, &mut count);
-        }
+        let _ = poll(&mut fds, deaf.then_some(&DEAF));
+        let mut rang = [bell, timer].into_iter().zip(&fds).map(|(fd, polled)| {
+            let rang = !polled.revents().is_empty();
+            if rang {
+                let mut count = [0; 8];
+                let _ = rustix::io::read(fd, &mut count);
+            }
+            rang
+        });
+        rang.next();
+        rang.next() == Some(true)
     }
 }
