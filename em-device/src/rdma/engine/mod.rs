@@ -4,12 +4,31 @@
 //! endpoint brings it packets and gives it turns. It knows nothing of a driver's formats (its queues
 //! are the front end's types) and nothing of how packets travel ([`super::packet::Fabric`]).
 
-use super::packet::{Fabric, Packet};
-use super::verbs::{
-    CqNum, Front, Pd, Peer, QpChange, QpNum, QpState, ReceiveFrom, Regions, Service, SrqNum,
-};
+mod answers;
+mod counters;
+mod datagram;
+mod memory;
+mod modify;
+mod psn;
+mod qp;
+mod requester;
+mod responder;
+mod run;
+mod tables;
+mod timers;
+
+#[cfg(test)]
+mod tests;
+
+pub use counters::Counters;
+
+use super::packet::Fabric;
+use super::verbs::{CqNum, Front, Pd, Peer, QpNum, QpState, ReceiveFrom, Regions, Service, SrqNum};
 use dot_iommu::DotView;
-use std::time::{Duration, Instant};
+use qp::Qp;
+use std::collections::VecDeque;
+use std::time::Instant;
+use tables::{Cq, Shared, Slab, Srq};
 use thiserror::Error;
 
 /// What the engine needs from around it, for one call.
@@ -106,149 +125,174 @@ pub struct QpStatus {
 /// See the module.
 #[derive(Debug)]
 pub struct Engine<F: Front> {
-    own: Peer,
-    regions: Regions,
-    front: std::marker::PhantomData<F>,
+    shared: Shared<F>,
+    qps: Slab<Box<Qp<F>>>,
+    /// Queue pairs that have something to do; each is there once.
+    ready: VecDeque<QpNum>,
+    timers: timers::Timers,
+    /// Whether all of [`Self::ready`] wait for room in the fabric or for a route.
+    blocked: bool,
 }
 
 impl<F: Front> Engine<F> {
     /// An engine without queue pairs, for function `own`.
     pub fn new(own: Peer) -> Self {
         Self {
-            own,
-            regions: Regions::default(),
-            front: std::marker::PhantomData,
+            shared: Shared::new(own),
+            qps: Slab::default(),
+            ready: VecDeque::new(),
+            timers: timers::Timers::default(),
+            blocked: false,
         }
     }
 
     /// The memory regions.
     pub fn regions(&self) -> &Regions {
-        &self.regions
+        &self.shared.regions
     }
 
     /// The memory regions.
     pub fn regions_mut(&mut self) -> &mut Regions {
-        &mut self.regions
+        &mut self.shared.regions
     }
 
-    /// Adds a completion queue; numbers are below 2²⁴.
+    /// What happened so far.
+    pub fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+
+    /// Adds a completion queue; numbers are below 2¹⁷, and dense ones save memory.
     pub fn add_cq(&mut self, num: CqNum, cq: F::Completion) -> Result<(), Refused> {
-        let _ = (num, cq);
-        Err(Refused::Number)
+        let added = self.shared.cqs.insert(num.0, Cq::new(cq));
+        added.map_err(|_| Refused::Number)
     }
 
     /// A completion queue.
     pub fn cq_mut(&mut self, num: CqNum) -> Option<&mut F::Completion> {
-        let _ = num;
-        None
+        self.shared.cqs.get_mut(num.0).map(|cq| &mut cq.queue)
     }
 
     /// Removes a completion queue that no queue pair uses.
     pub fn remove_cq(&mut self, num: CqNum) -> Result<F::Completion, Refused> {
-        let _ = num;
-        Err(Refused::Unknown)
+        let cq = self.shared.cqs.get(num.0).ok_or(Refused::Unknown)?;
+        if cq.users != 0 {
+            return Err(Refused::InUse);
+        }
+        let removed = self.shared.cqs.remove(num.0).map(|cq| cq.queue);
+        removed.ok_or(Refused::Unknown)
     }
 
-    /// Adds a shared receive queue. `limit`: see [`Self::set_srq_limit`].
+    /// Adds a shared receive queue without a limit, see [`Self::set_srq_limit`]; numbers are below
+    /// 2¹⁷. Its receives name regions of `pd`.
     pub fn add_srq(&mut self, num: SrqNum, pd: Pd, queue: F::Receive) -> Result<(), Refused> {
-        let _ = (num, pd, queue);
-        Err(Refused::Number)
+        let added = self.shared.srqs.insert(num.0, Srq::new(queue, pd));
+        added.map_err(|_| Refused::Number)
+    }
+
+    /// Asks for one [`Notice::SrqLimit`] when fewer than `limit` receives are left after one was
+    /// taken; 0 asks for none.
+    pub fn set_srq_limit(&mut self, num: SrqNum, limit: u32) -> Result<(), Refused> {
+        let srq = self.shared.srqs.get_mut(num.0).ok_or(Refused::Unknown)?;
+        srq.limit = limit;
+        Ok(())
     }
 
     /// A shared receive queue.
     pub fn srq_mut(&mut self, num: SrqNum) -> Option<&mut F::Receive> {
-        let _ = num;
-        None
+        self.shared.srqs.get_mut(num.0).map(|srq| &mut srq.queue)
     }
 
     /// Removes a shared receive queue that no queue pair uses.
     pub fn remove_srq(&mut self, num: SrqNum) -> Result<F::Receive, Refused> {
-        let _ = num;
-        Err(Refused::Unknown)
+        let srq = self.shared.srqs.get(num.0).ok_or(Refused::Unknown)?;
+        if srq.users != 0 {
+            return Err(Refused::InUse);
+        }
+        let removed = self.shared.srqs.remove(num.0).map(|srq| srq.queue);
+        removed.ok_or(Refused::Unknown)
     }
 
-    /// Adds a queue pair in state Reset.
+    /// Adds a queue pair in state Reset; numbers are below 2¹⁷, and dense ones save memory.
     pub fn add_qp(&mut self, setup: QpSetup<F>) -> Result<(), Refused> {
-        let _ = setup;
-        Err(Refused::Number)
+        let (num, cqs, from) = (
+            setup.num,
+            [setup.send_cq, setup.receive_cq],
+            setup.receive_from,
+        );
+        let known = |cq: &CqNum| self.shared.cqs.get(cq.0).is_some();
+        let srq = match from {
+            ReceiveFrom::Shared(srq) => Some(srq),
+            _ => None,
+        };
+        if !cqs.iter().all(known) || srq.is_some_and(|srq| self.shared.srqs.get(srq.0).is_none()) {
+            return Err(Refused::Unknown);
+        }
+        let added = self.qps.insert(num.0, Box::new(Qp::new(setup)));
+        added.map_err(|_| Refused::Number)?;
+        self.count_uses(cqs, srq, |users| users + 1);
+        Ok(())
     }
 
-    /// Changes state and attributes (IBTA 1.5 §11.2.5.2); `to` may be the present state.
-    pub fn modify_qp(
-        &mut self,
-        num: QpNum,
-        to: QpState,
-        change: &QpChange,
-        cx: &mut Context<'_>,
-    ) -> Result<(), Refused> {
-        let _ = (num, to, change, cx);
-        Err(Refused::Unknown)
+    fn count_uses(&mut self, cqs: [CqNum; 2], srq: Option<SrqNum>, change: fn(u32) -> u32) {
+        for cq in cqs {
+            if let Some(cq) = self.shared.cqs.get_mut(cq.0) {
+                cq.users = change(cq.users);
+            }
+        }
+        if let Some(srq) = srq.and_then(|srq| self.shared.srqs.get_mut(srq.0)) {
+            srq.users = change(srq.users);
+        }
     }
 
     /// What a queue pair is at present.
     pub fn qp(&self, num: QpNum) -> Option<QpStatus> {
-        let _ = num;
-        None
+        let qp = self.qps.get(num.0)?;
+        Some(QpStatus {
+            state: qp.state,
+            send_psn: qp.requester.next_psn,
+            receive_psn: qp.responder.expected,
+            draining: qp.draining,
+        })
     }
 
     /// A queue pair's send queue, for the front end's own purposes.
     pub fn send_queue_mut(&mut self, num: QpNum) -> Option<&mut F::Send> {
-        let _ = num;
-        None
+        self.qps.get_mut(num.0)?.send.as_mut()
     }
 
     /// A queue pair's own receive queue, for the front end's own purposes.
     pub fn receive_queue_mut(&mut self, num: QpNum) -> Option<&mut F::Receive> {
-        let _ = num;
-        None
+        self.qps.get_mut(num.0)?.receive.as_mut()
     }
 
     /// Removes a queue pair, whatever its state.
     pub fn remove_qp(&mut self, num: QpNum) -> Result<(), Refused> {
-        let _ = num;
-        Err(Refused::Unknown)
-    }
-
-    /// Something may have been posted to a send queue.
-    pub fn ring(&mut self, num: QpNum) {
-        let _ = num;
-    }
-
-    /// One round: sends what was posted, timers. Answers whether anything was done.
-    pub fn turn(&mut self, cx: &mut Context<'_>) -> bool {
-        let _ = cx;
-        false
-    }
-
-    /// A packet came in. Acknowledgements may wait for the end of the next turn.
-    pub fn receive(&mut self, from: Peer, packet: Packet, cx: &mut Context<'_>) {
-        let _ = (from, packet, cx);
-    }
-
-    /// The longest time without a turn.
-    pub fn patience(&self, now: Instant) -> Option<Duration> {
-        let _ = now;
-        None
+        let qp = self.qps.remove(num.0).ok_or(Refused::Unknown)?;
+        self.shared.in_flight -= qp.requester.flight.len();
+        let srq = match qp.receive_from {
+            ReceiveFrom::Shared(srq) => Some(srq),
+            _ => None,
+        };
+        self.count_uses([qp.send_cq, qp.receive_cq], srq, |users| {
+            users.saturating_sub(1)
+        });
+        // Its entry in the list may be taken for a later one's of the same number.
+        self.ready.retain(|ready| *ready != num);
+        Ok(())
     }
 
     /// Whether requests are under way: peers may be using this function's memory.
     pub fn has_outstanding(&self) -> bool {
-        false
-    }
-
-    /// There is no way to `peer` any more, or only by later answers of the OM than `generation`: its
-    /// queue pairs go to error.
-    pub fn revoke(&mut self, peer: Peer, generation: u64, cx: &mut Context<'_>) {
-        let _ = (peer, generation, cx);
+        self.shared.in_flight != 0
     }
 
     /// The next news.
     pub fn take_notice(&mut self) -> Option<Notice> {
-        None
+        self.shared.take_notice()
     }
 
     /// Forgets everything; nothing of the guest's memory is touched after this.
     pub fn clear(&mut self) {
-        *self = Self::new(self.own);
+        *self = Self::new(self.shared.own);
     }
 }

@@ -29,6 +29,12 @@ pub trait SendQueue: Debug + Send {
 pub trait ReceiveQueue: Debug + Send {
     /// Takes the next entry.
     fn next(&mut self, memory: &DotView<'_>) -> Next<ReceiveRequest>;
+    /// How many entries are posted and not taken: for a shared queue's limit. The default is a queue
+    /// that never falls below one.
+    fn posted(&mut self, memory: &DotView<'_>) -> u32 {
+        let _ = memory;
+        u32::MAX
+    }
     /// Back to the beginning.
     fn reset(&mut self);
 }

@@ -1,0 +1,650 @@
+//! Requester: from the send queue to packets.
+
+use super::memory::{self, Fault, Part};
+use super::psn;
+use super::qp::Qp;
+use super::tables::Shared;
+use super::{Context, Notice};
+use crate::rdma::packet::{Action, Body, MAX_INLINE, MAX_PAYLOAD, NotSent, Payload, Request, Tail};
+use crate::rdma::verbs::{
+    Data, Done, Front, MAX_SGE, Next, Operation, QpState, RegionChange, Rights, SendQueue, Service,
+    Status, WorkRequest,
+};
+use dot_iommu::Access;
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Bytes of a message at most (the port's maximum message size).
+pub(super) const MAX_MESSAGE: u64 = 1 << 30;
+/// Requests of a queue pair that are under way at most.
+const MAX_FLIGHT: usize = 128;
+/// Bytes that wait for an answer, beyond which no packet is begun.
+const WINDOW: u32 = 8 << 20;
+/// Requests taken from a queue in one turn.
+const TURN: usize = 32;
+/// Gathered bytes up to which copying them into the packet is faster than saying where they are.
+const COPIED: u32 = 64;
+/// How long an unreliable service's request waits for word that its bytes were copied.
+const UNRELIABLE_WAIT: Duration = Duration::from_millis(500);
+
+/// How far a request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// Under way, or not begun.
+    Pending,
+    /// Successful, when those before it are.
+    Done,
+    /// Failed, when those before it are successful.
+    Failed(Status),
+}
+
+/// A request that was taken from the queue and is not completed.
+#[derive(Debug)]
+pub(super) struct Flight {
+    pub(super) request: WorkRequest,
+    /// First PSN.
+    pub(super) psn: u32,
+    /// PSNs; 0 of a request that sends nothing.
+    pub(super) psns: u32,
+    /// Bytes.
+    len: u32,
+    pub(super) fate: Fate,
+}
+
+impl Flight {
+    /// The PSN after its last.
+    pub(super) fn end(&self) -> u32 {
+        psn::add(self.psn, self.psns)
+    }
+
+    pub(super) fn done(&self) -> Done {
+        done_of(&self.request.operation)
+    }
+
+    /// Whether it counts as RDMA READ or atomic under way.
+    pub(super) fn is_read(&self) -> bool {
+        matches!(self.request.operation, Operation::Read { .. }) || self.is_atomic()
+    }
+
+    pub(super) fn is_atomic(&self) -> bool {
+        let operation = &self.request.operation;
+        matches!(
+            operation,
+            Operation::CompareSwap { .. } | Operation::FetchAdd { .. }
+        )
+    }
+}
+
+/// What a request's completion says of it.
+pub(super) fn done_of(operation: &Operation) -> Done {
+    match operation {
+        Operation::Send { .. } => Done::Send,
+        Operation::Write { .. } => Done::Write,
+        Operation::Read { .. } => Done::Read,
+        Operation::CompareSwap { .. } => Done::CompareSwap,
+        Operation::FetchAdd { .. } => Done::FetchAdd,
+        Operation::Register(_) => Done::Register,
+        Operation::Nop => Done::Nop,
+    }
+}
+
+/// A queue pair's requester.
+#[derive(Debug, Default)]
+pub(super) struct Requester {
+    /// In the order of the queue. What is before [`Self::cursor`] was sent.
+    pub(super) flight: VecDeque<Flight>,
+    /// Index of the first that was not wholly sent.
+    pub(super) cursor: usize,
+    /// Bytes of it that were sent.
+    pub(super) offset: u32,
+    /// PSN of the next message.
+    pub(super) next_psn: u32,
+    /// Oldest PSN without answer.
+    pub(super) unacknowledged: u32,
+    /// PSN after the last that was ever sent.
+    pub(super) sent: u32,
+    /// RDMA READs and atomics under way.
+    pub(super) reads: u32,
+    /// Retries since there was progress.
+    pub(super) retries: u8,
+    /// As [`Self::retries`], for want of a receive.
+    pub(super) rnr_retries: u8,
+    /// Since when the responder does not know this memory, and how long the next pause is.
+    pub(super) unknown: Option<(Instant, Duration)>,
+}
+
+impl Requester {
+    pub(super) fn start(&mut self, first: u32) {
+        self.next_psn = first;
+        self.unacknowledged = first;
+        self.sent = first;
+    }
+
+    /// Nothing is under way any more.
+    pub(super) fn stop(&mut self) {
+        self.flight.clear();
+        self.cursor = 0;
+        self.offset = 0;
+        self.reads = 0;
+        self.retries = 0;
+        self.rnr_retries = 0;
+        self.unknown = None;
+        self.sent = self.next_psn;
+        self.unacknowledged = self.next_psn;
+    }
+
+    /// Whether PSNs wait for an answer.
+    pub(super) fn waits(&self) -> bool {
+        self.sent != self.unacknowledged
+    }
+}
+
+/// What became of an attempt to send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Something was done; go on.
+    Done,
+    /// Nothing to be done before an answer comes.
+    Wait,
+    /// No room; again in the next turn.
+    Full,
+}
+
+/// Outcome of a turn.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Turn {
+    /// Something was done.
+    pub(super) did: bool,
+    /// There is more to do.
+    pub(super) more: bool,
+    /// There is more to do as soon as the fabric has room.
+    pub(super) blocked: bool,
+}
+
+impl<F: Front> Qp<F> {
+    /// Sends what can be sent.
+    pub(super) fn transmit(&mut self, sh: &mut Shared<F>, cx: &mut Context<'_>) -> Turn {
+        let mut turn = Turn::default();
+        let mut budget = TURN;
+        // A 1 GiB message must not keep the others waiting.
+        let mut packets = 2 * TURN;
+        while matches!(self.state, QpState::Rts | QpState::Sqd) && self.pause_timer.due.is_none() {
+            if budget == 0 || packets == 0 {
+                turn.more = true;
+                break;
+            }
+            if self.requester.cursor >= self.requester.flight.len() {
+                if !self.rung || self.state != QpState::Rts || self.window_is_full() {
+                    break;
+                }
+                if !self.take(sh, cx) {
+                    break;
+                }
+                budget -= 1;
+                turn.did = true;
+            }
+            match self.step(sh, cx) {
+                Step::Done => turn.did = true,
+                Step::Wait => break,
+                Step::Full => {
+                    turn.blocked = true;
+                    break;
+                }
+            }
+            packets -= 1;
+        }
+        self.retire(sh, cx);
+        turn
+    }
+
+    /// Whether so much waits for an answer that nothing more is begun.
+    fn window_is_full(&self) -> bool {
+        let r = &self.requester;
+        let reached = match r.flight.get(r.cursor) {
+            Some(flight) => psn::add(flight.psn, r.offset >> self.attributes.mtu_shift),
+            None => r.next_psn,
+        };
+        let window = (WINDOW >> self.attributes.mtu_shift) as i32;
+        r.flight.len() >= MAX_FLIGHT && r.cursor >= r.flight.len()
+            || psn::since(reached, r.unacknowledged) >= window
+    }
+
+    /// Takes the next request. `false`: there is none.
+    fn take(&mut self, sh: &mut Shared<F>, cx: &mut Context<'_>) -> bool {
+        let next = match &mut self.send {
+            Some(queue) => queue.next(cx.memory, &sh.regions),
+            None => Next::Empty,
+        };
+        let flight = match next {
+            Next::Entry(request) => self.admit(request),
+            Next::Bad(cookie) => Flight {
+                request: WorkRequest {
+                    cookie,
+                    operation: Operation::Nop,
+                    data: Data::Gather(SmallVec::new()),
+                    signaled: true,
+                    solicited: false,
+                    fence: false,
+                    datagram: None,
+                },
+                psn: self.requester.next_psn,
+                psns: 0,
+                len: 0,
+                fate: Fate::Failed(Status::LocalQpOperation),
+            },
+            Next::Empty => {
+                self.rung = false;
+                return false;
+            }
+            Next::Unreadable => {
+                self.fatal(sh, cx);
+                return false;
+            }
+        };
+        self.requester.next_psn = flight.end();
+        self.requester.flight.push_back(flight);
+        sh.in_flight += 1;
+        true
+    }
+
+    /// Checks what needs no look at memory.
+    fn admit(&self, request: WorkRequest) -> Flight {
+        let (len, known_bytes) = match &request.data {
+            Data::Gather(sges) => {
+                let len = sges.iter().map(|sge| u64::from(sge.len)).sum::<u64>();
+                (len, sges.len() <= MAX_SGE)
+            }
+            Data::Inline(bytes) => (bytes.len() as u64, bytes.len() <= MAX_INLINE),
+        };
+        let gathers = matches!(request.data, Data::Gather(_));
+        let reliable = self.service == Service::Rc;
+        let datagram = self.service == Service::Ud;
+        let mut psns = psn::count(len.min(MAX_MESSAGE) as u32, self.attributes.mtu_shift);
+        let possible = match &request.operation {
+            Operation::Send { invalidate, .. } => {
+                datagram == request.datagram.is_some() && (invalidate.is_none() || reliable)
+            }
+            Operation::Write { .. } => !datagram,
+            Operation::Read { .. } => reliable && gathers && self.attributes.max_reads != 0,
+            Operation::CompareSwap { addr, .. } | Operation::FetchAdd { addr, .. } => {
+                reliable && gathers && self.attributes.max_reads != 0 && addr % 8 == 0
+            }
+            Operation::Register(_) | Operation::Nop => {
+                psns = 0;
+                true
+            }
+        };
+        let most = match &request.operation {
+            Operation::CompareSwap { .. } | Operation::FetchAdd { .. } => 8,
+            _ if datagram => 1 << self.attributes.mtu_shift,
+            _ => MAX_MESSAGE,
+        };
+        let fate = if !possible || !known_bytes {
+            Fate::Failed(Status::LocalQpOperation)
+        } else if psns != 0 && len > most {
+            Fate::Failed(Status::LocalLength)
+        } else {
+            Fate::Pending
+        };
+        if fate != Fate::Pending {
+            psns = 0;
+        }
+        Flight {
+            request,
+            psn: self.requester.next_psn,
+            psns,
+            len: len.min(MAX_MESSAGE) as u32,
+            fate,
+        }
+    }
+
+    /// Does the next thing for the request at the cursor.
+    fn step(&mut self, sh: &mut Shared<F>, cx: &mut Context<'_>) -> Step {
+        let r = &mut self.requester;
+        let cursor = r.cursor;
+        let Some(flight) = r.flight.get_mut(cursor) else {
+            return Step::Wait;
+        };
+        match flight.fate {
+            Fate::Pending => {}
+            Fate::Failed(_) => return Step::Wait,
+            // An atomic whose answer came, and that stands after the point of a retry.
+            Fate::Done => {
+                r.reads += u32::from(flight.is_read());
+                r.cursor += 1;
+                r.offset = 0;
+                return Step::Done;
+            }
+        }
+        if r.offset == 0 && flight.request.fence && r.reads != 0 {
+            return Step::Wait;
+        }
+        match &flight.request.operation {
+            Operation::Nop => {
+                flight.fate = Fate::Done;
+                r.cursor += 1;
+                return Step::Done;
+            }
+            Operation::Register(change) => {
+                let region = sh.regions.get(change.key.0 >> 8);
+                // Requests under way may have to look at the region again.
+                if cursor != 0 && region.is_some_and(|region| region.valid) {
+                    return Step::Wait;
+                }
+                let own = region.is_some_and(|region| region.pd == self.pd);
+                flight.fate = register(sh, change, own);
+                if flight.fate == Fate::Done {
+                    r.cursor += 1;
+                }
+                return Step::Done;
+            }
+            _ => {}
+        }
+        if r.offset == 0 && flight.is_read() && r.reads >= self.attributes.max_reads {
+            return Step::Wait;
+        }
+        if self.window_is_full() {
+            return Step::Wait;
+        }
+        if self.service == Service::Ud {
+            return self.send_datagram(sh, cx);
+        }
+        self.send_packet(sh, cx)
+    }
+
+    /// Sends the next packet of the request at the cursor.
+    fn send_packet(&mut self, sh: &mut Shared<F>, cx: &mut Context<'_>) -> Step {
+        let (Some(path), r) = (self.attributes.path, &mut self.requester) else {
+            return Step::Wait;
+        };
+        let Some(flight) = r.flight.get_mut(r.cursor) else {
+            return Step::Wait;
+        };
+        let shift = self.attributes.mtu_shift;
+        let reliable = self.service == Service::Rc;
+        let copied = if reliable { COPIED } else { MAX_INLINE as u32 };
+        let source = Gather {
+            pd: self.pd,
+            offset: r.offset,
+            shift,
+            copied,
+        };
+        let (payload, len) = match source.payload(flight, sh, cx) {
+            Ok(payload) => payload,
+            Err(status) => {
+                flight.fate = Fate::Failed(status);
+                return Step::Done;
+            }
+        };
+        let last = r.offset + len >= flight.len;
+        let (action, tail) = action(flight, r.offset, last);
+        let waits = reliable || r.offset != 0 || matches!(payload, Payload::Segments(_));
+        let at = psn::add(flight.psn, r.offset >> shift);
+        let packet = &mut sh.packet;
+        packet.to = self.attributes.dest_qp;
+        packet.from = self.num;
+        packet.psn = at;
+        if let Body::Request(request) = &mut packet.body {
+            **request = Request {
+                action,
+                first: r.offset == 0,
+                last,
+                tail,
+                solicited: flight.request.solicited && last,
+                payload,
+                datagram: None,
+                acknowledge: waits,
+            };
+        }
+        match cx.fabric.send(path.peer, packet) {
+            Err(NotSent::Full) => return Step::Full,
+            // As if it were lost on the way: the timer tells.
+            Ok(()) | Err(NotSent::Gone) => {}
+        }
+        if r.offset == 0 && flight.is_read() {
+            r.reads += 1;
+        }
+        let end = psn::add(at, psn::count(len, shift));
+        if psn::since(end, r.sent) > 0 {
+            r.sent = end;
+        } else {
+            sh.counters.retransmissions += 1;
+        }
+        if last {
+            if !waits {
+                flight.fate = Fate::Done;
+            }
+            r.cursor += 1;
+            r.offset = 0;
+        } else {
+            r.offset += len;
+        }
+        sh.counters.packets_sent += 1;
+        if self.answer_timer.due.is_none() {
+            self.restart_timer(cx.now);
+        }
+        Step::Done
+    }
+
+    /// Measures anew how long an answer takes.
+    pub(super) fn restart_timer(&mut self, now: Instant) {
+        let time = match self.service {
+            Service::Rc => super::timers::ack_timeout(self.attributes.timeout),
+            Service::Uc | Service::Ud => Some(UNRELIABLE_WAIT),
+        };
+        self.answer_timer.due = time
+            .filter(|_| self.requester.waits())
+            .and_then(|time| now.checked_add(time));
+    }
+
+    /// Completes what is done, in order.
+    pub(super) fn retire(&mut self, sh: &mut Shared<F>, cx: &mut Context<'_>) {
+        loop {
+            let r = &mut self.requester;
+            let Some(flight) = r.flight.front() else {
+                break;
+            };
+            let done = match flight.fate {
+                Fate::Done => true,
+                Fate::Failed(status) => {
+                    self.fail_front(status, sh, cx);
+                    return;
+                }
+                Fate::Pending => {
+                    flight.psns != 0 && psn::since(r.unacknowledged, flight.end()) >= 0
+                }
+            };
+            // What is done by an earlier attempt may stand after the cursor.
+            if !done || r.cursor == 0 {
+                break;
+            }
+            let Some(flight) = r.flight.pop_front() else {
+                break;
+            };
+            sh.in_flight -= 1;
+            r.cursor -= 1;
+            if flight.is_read() {
+                r.reads = r.reads.saturating_sub(1);
+            }
+            // Of a request that nobody acknowledges.
+            if psn::since(flight.end(), r.unacknowledged) > 0 {
+                r.unacknowledged = flight.end();
+            }
+            count(&flight, sh);
+            if flight.request.signaled {
+                let cookie = flight.request.cookie;
+                let mut completion = self.completion(cookie, flight.done(), Status::Success);
+                completion.len = flight.len;
+                if !sh.complete(self.send_cq, &completion, cx) {
+                    self.fatal(sh, cx);
+                    return;
+                }
+            }
+        }
+        if !self.requester.waits() {
+            self.answer_timer.due = None;
+        }
+        if self.draining && self.requester.flight.is_empty() {
+            self.draining = false;
+            sh.notices.push(Notice::SendQueueDrained(self.num));
+        }
+    }
+
+    /// The oldest request failed.
+    pub(super) fn fail_front(&mut self, status: Status, sh: &mut Shared<F>, cx: &mut Context<'_>) {
+        if let Some(flight) = self.requester.flight.pop_front() {
+            sh.in_flight -= 1;
+            sh.counters.failed += 1;
+            self.complete_send(flight.request.cookie, flight.done(), status, sh, cx);
+        }
+        match self.service {
+            Service::Rc => self.enter_error(sh, cx),
+            Service::Uc | Service::Ud => self.enter_send_error(sh, cx),
+        }
+    }
+}
+
+fn register<F: Front>(sh: &mut Shared<F>, change: &RegionChange, own: bool) -> Fate {
+    if own && sh.regions.change(change).is_ok() {
+        Fate::Done
+    } else {
+        Fate::Failed(Status::Bind)
+    }
+}
+
+fn count<F: Front>(flight: &Flight, sh: &mut Shared<F>) {
+    let len = u64::from(flight.len);
+    let counters = &mut sh.counters;
+    let (messages, bytes) = match flight.request.operation {
+        Operation::Send { .. } => (&mut counters.sends, &mut counters.send_bytes),
+        Operation::Write { .. } => (&mut counters.writes, &mut counters.write_bytes),
+        Operation::Read { .. } => (&mut counters.reads, &mut counters.read_bytes),
+        Operation::CompareSwap { .. } | Operation::FetchAdd { .. } => {
+            counters.atomics += 1;
+            return;
+        }
+        Operation::Register(_) | Operation::Nop => return,
+    };
+    *messages += 1;
+    *bytes += len;
+}
+
+/// What the packet at `offset` of a message asks for.
+#[inline]
+fn action(flight: &Flight, offset: u32, last: bool) -> (Action, Tail) {
+    let at = u64::from(offset);
+    let total = flight.len;
+    match flight.request.operation {
+        Operation::Send {
+            immediate,
+            invalidate,
+        } => {
+            let tail = match (immediate, invalidate) {
+                (Some(value), _) if last => Tail::Immediate(value),
+                (None, Some(key)) if last => Tail::Invalidate(key),
+                _ => Tail::Plain,
+            };
+            (Action::Send, tail)
+        }
+        Operation::Write {
+            addr,
+            key,
+            immediate,
+        } => {
+            let addr = addr.wrapping_add(at);
+            let tail = match immediate {
+                Some(value) if last => Tail::Immediate(value),
+                _ => Tail::Plain,
+            };
+            (Action::Write { addr, key, total }, tail)
+        }
+        Operation::Read { addr, key } => {
+            let addr = addr.wrapping_add(at);
+            (Action::Read { addr, key, total }, Tail::Plain)
+        }
+        Operation::CompareSwap {
+            addr,
+            key,
+            compare,
+            swap,
+        } => {
+            let action = Action::CompareSwap {
+                addr,
+                key,
+                compare,
+                swap,
+            };
+            (action, Tail::Plain)
+        }
+        Operation::FetchAdd { addr, key, add } => {
+            (Action::FetchAdd { addr, key, add }, Tail::Plain)
+        }
+        // These send nothing.
+        Operation::Register(_) | Operation::Nop => (Action::Send, Tail::Plain),
+    }
+}
+
+/// Where a packet's payload comes from.
+pub(super) struct Gather {
+    pub(super) pd: crate::rdma::verbs::Pd,
+    /// Bytes of the message before the packet.
+    pub(super) offset: u32,
+    /// log₂ of the MTU.
+    pub(super) shift: u32,
+    /// Up to how many bytes are copied.
+    pub(super) copied: u32,
+}
+
+impl Gather {
+    /// The payload of the next packet, and its bytes.
+    #[inline]
+    pub(super) fn payload<F: Front>(
+        &self,
+        flight: &Flight,
+        sh: &Shared<F>,
+        cx: &Context<'_>,
+    ) -> Result<(Payload, u32), Status> {
+        let left = flight.len.saturating_sub(self.offset);
+        let sges = match &flight.request.data {
+            Data::Inline(bytes) => {
+                let bytes = bytes.get(self.offset as usize..).unwrap_or_default();
+                return Ok((Payload::Inline(SmallVec::from_slice(bytes)), left));
+            }
+            Data::Gather(sges) => sges,
+        };
+        let stores = flight.is_read();
+        let mut len = left.min(MAX_PAYLOAD);
+        let part = Part {
+            regions: &sh.regions,
+            pd: self.pd,
+            sges,
+            skip: u64::from(self.offset),
+            len: u64::from(len),
+            needed: Rights::LOCAL_WRITE.when(stores),
+            access: if stores { Access::Write } else { Access::Read },
+        };
+        let status = |_: Fault| Status::LocalProtection;
+        if flight.is_atomic() {
+            // The old value comes in the answer; that it can be stored is known before.
+            part.walk(cx.memory, |_| Ok(())).map_err(status)?;
+            return Ok((Payload::Inline(SmallVec::new()), left));
+        }
+        if !stores && left <= self.copied {
+            let mut bytes = SmallVec::new();
+            part.read(cx.memory, &mut bytes).map_err(status)?;
+            return Ok((Payload::Inline(bytes), left));
+        }
+        let mut segments = SmallVec::new();
+        let found = part.locate(cx.memory, &mut segments).map_err(status)?;
+        if found < left {
+            // Only a message's last packet ends within an MTU.
+            len = found >> self.shift << self.shift;
+            if len == 0 {
+                return Err(Status::LocalProtection);
+            }
+            memory::truncate(&mut segments, found, len);
+        }
+        Ok((Payload::Segments(segments), len))
+    }
+}

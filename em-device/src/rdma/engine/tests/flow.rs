@@ -1,0 +1,1 @@
+//! Waiting, retrying, giving up.

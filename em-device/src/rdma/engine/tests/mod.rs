@@ -1,0 +1,5 @@
+//! Engines that are joined in memory.
+
+mod connection;
+mod flow;
+mod lab;
