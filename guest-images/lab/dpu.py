@@ -21,11 +21,28 @@ class Function:
         self.port = None
 
     def toml(self):
-        """This function and its EM as tables of the OM's file."""
+        """This function as a table of the OM's file, below that of its EM."""
         wire = f"port = {self.port}" if self.port else 'network = "lab"'
-        return (f'[[em]]\nname = "{self.em}"\n\n  [[em.function]]\n  name = "{self.name}"\n'
+        return (f'  [[em.function]]\n  name = "{self.name}"\n'
                 f'  kind = "virtio-net"\n  mac = "{self.mac}"\n  ip = "{self.ip}/24"\n  mtu = {self.mtu}\n'
                 f"  queue_pairs = {self.queue_pairs}\n  queue_size = {self.queue_size}\n  speed_mbps = 25000\n  {wire}\n")
+
+
+class RdmaFunction:
+    """An RDMA function of one guest, on the EM of its virtio-net function."""
+
+    def __init__(self, index, link_type="infiniband", mtu=1500, mapped_doorbells=False):
+        self.em, self.name = f"em{index}", f"rdma{index}"
+        self.mac = f"02:00:00:01:00:{index + 1:02x}"
+        # of its network interface, which there is with link type Ethernet only
+        self.ip = f"10.1.0.{index + 1}"
+        self.link_type, self.mtu, self.mapped_doorbells = link_type, mtu, mapped_doorbells
+
+    def toml(self):
+        """This function as a table of the OM's file, below that of its EM."""
+        return (f'  [[em.function]]\n  name = "{self.name}"\n'
+                f'  kind = "rdma"\n  mac = "{self.mac}"\n  link_type = "{self.link_type}"\n  mtu = {self.mtu}\n'
+                f'  mapped_doorbells = {str(self.mapped_doorbells).lower()}\n  network = "lab"\n')
 
 
 class Dpu:
@@ -41,17 +58,23 @@ class Dpu:
         """Brings OM and EMs up; returns when every function waits for its VMM."""
         with open(self.config, "w") as f:
             f.write(f'[dpu]\nrun_dir = "{self.run_dir}"\n\n[[network]]\nname = "lab"\n\n')
-            f.write("\n".join(function.toml() for function in self.functions))
+            for em in dict.fromkeys(function.em for function in self.functions):
+                f.write(f'[[em]]\nname = "{em}"\n\n')
+                f.write("\n".join(function.toml() for function in self.functions if function.em == em) + "\n")
         self.process = host.start([host.program("om"), "--config", self.config], self.log, self.keep)
         deadline = time.monotonic() + timeout
         while True:
             if self.process.poll() is not None:
                 raise LabError(f"the OM ended at once: {tail(self.log, 1)}", self.log)
             try:
-                if all(f["state"] != "absent" for f in self.ctl("functions")["functions"]):
-                    return self
+                functions = self.ctl("functions")["functions"]
             except LabError:
-                pass
+                functions = []  # the OM does not answer yet
+            for f in functions:
+                if f["fault"]:
+                    raise LabError(f"the EM {f['em']} does not serve {f['name']}: {f['fault']}", self.log)
+            if functions and all(f["state"] != "absent" for f in functions):
+                return self
             if time.monotonic() > deadline:
                 raise LabError(f"the EMs were not up after {timeout} s", self.log)
             time.sleep(0.05)
@@ -68,6 +91,10 @@ class Dpu:
     def socket(self, function):
         """The vfio-user socket of a function."""
         return os.path.join(self.run_dir, f"{function.name}.sock")
+
+    def function(self, name):
+        """What the OM says about one function."""
+        return next(f for f in self.ctl("functions")["functions"] if f["name"] == name)
 
     def em_pids(self):
         """Process ids of the EMs by name."""

@@ -28,7 +28,8 @@ def arguments(argv):
         prog="run-vm.sh", description="Boot guests on a software DPU and run RDMA between them.")
     p.add_argument("--guests", type=int, default=2, metavar="N", help="guests, each on an EM of its own (default 2)")
     p.add_argument("--test", default="ib_write_bw", metavar="CMD",
-                   help="a perftest name, iperf3, ping, or a shell command for the last guest ($PEER is the first)")
+                   help="a perftest name, iperf3, ping, or a shell command for the last guest ($PEER is the first, "
+                        "$RDMA_DEVICE the RDMA function's device)")
     p.add_argument("--shell", action="store_true", help="boot, then leave the guests up with consoles to log in to")
     p.add_argument("--keep", action="store_true", help="leave everything running after the test")
     p.add_argument("--stop", action="store_true", help="end what --keep left running")
@@ -40,6 +41,10 @@ def arguments(argv):
     p.add_argument("--cpus", type=int, default=1, metavar="N", help="virtual CPUs of each guest (default 1)")
     p.add_argument("--mtu", type=int, default=9000, metavar="N", help="MTU of the network (default 9000)")
     p.add_argument("--queue-pairs", type=int, default=1, metavar="N")
+    p.add_argument("--no-rdma-function", action="store_true",
+                   help="leave the RDMA functions away: virtio-net and soft RoCE on it only")
+    p.add_argument("--rdma-link", choices=("infiniband", "ethernet"), default="infiniband",
+                   help="what the port of an RDMA function is (default infiniband)")
     p.add_argument("--qemu-arg", action="append", default=[], metavar="ARG", help="an extra argument for QEMU")
     p.add_argument("--json", metavar="FILE", help="also write the results there")
     args = p.parse_args(argv)
@@ -63,20 +68,45 @@ def arguments(argv):
     return args
 
 
+def bring_up_rdma(lab):
+    """Names of the RDMA functions' devices in the guests; none without RDMA functions."""
+    if lab.rdma_functions:
+        host.say("loading mlx5_ib in the guests")
+    return lab.bring_up_rdma()
+
+
+def compare(lab, test, rdma):
+    """A perftest over soft RoCE and, when there are some, the RDMA functions, whose names `rdma` has."""
+    server, kind = lab.vms[0], workloads.PERFTEST[test]
+    sizes = (8,) if "atomic" in test else SIZES if kind == "bw" else SIZES[:3]
+    figures = ("mib_per_s", "msg_per_s") if kind == "bw" else ("typical_us", "p99_us")
+    units, scales = (("MiB/s", "k msg/s"), (1, 1e-3)) if kind == "bw" else (("typical µs", "99 % µs"), (1, 1))
+    names = ["soft RoCE"] + (["RDMA function"] if rdma else [])
+    header = ["pair", "bytes"] + ([f"{name} {unit}" for name in names for unit in units] if rdma else list(units))
+    header += ["faster"] if rdma else []
+    rows, results = [], []
+    for index, vm in enumerate(lab.vms[1:], 1):
+        for size in sizes:
+            cells, first = [], []
+            for name in names:
+                host.say(f"{test}, {size} bytes, {vm.name} → vm0, {name}")
+                device = "rxe0" if name == names[0] else (rdma[0], rdma[index])
+                r = workloads.perftest(server, vm, lab.ip(0), test, size, device=device)
+                results.append({"test": test, "device": name, "from": vm.name, "to": "vm0", "bytes": size, **r})
+                cells += [r[figure] * scale for figure, scale in zip(figures, scales)]
+                first.append(r[figures[0]])
+            if rdma:
+                ratio = first[1] / first[0] if kind == "bw" else first[0] / first[1]
+                cells.append(f"{ratio:.1f} ×" if first[0] and first[1] else "-")
+            rows.append([f"{vm.name} → vm0", size] + cells)
+    return header, rows, results, 0
+
+
 def run_test(lab, args):
     """Runs `--test`; returns `(header, rows, results, exit status)`."""
     server, client, rows, results = lab.vms[0], lab.vms[-1], [], []
     if args.test in workloads.PERFTEST:
-        kind = workloads.PERFTEST[args.test]
-        header = (["pair", "bytes", "MiB/s", "k msg/s"] if kind == "bw" else ["pair", "bytes", "typical µs", "99 % µs"])
-        for index, vm in enumerate(lab.vms[1:], 1):
-            for size in SIZES if kind == "bw" else SIZES[:3]:
-                host.say(f"{args.test}, {size} bytes, {vm.name} → vm0")
-                r = workloads.perftest(server, vm, lab.ip(0), args.test, size)
-                results.append({"test": args.test, "from": vm.name, "to": "vm0", "bytes": size, **r})
-                rows.append([f"{vm.name} → vm0", size] + (
-                    [r["mib_per_s"], r["msg_per_s"] / 1e3] if kind == "bw" else [r["typical_us"], r["p99_us"]]))
-        return header, rows, results, 0
+        return compare(lab, args.test, bring_up_rdma(lab))
     if args.test in ("iperf3", "ping"):
         for index, vm in enumerate(lab.vms[1:], 1):
             host.say(f"{args.test}, {vm.name} → vm0")
@@ -84,8 +114,10 @@ def run_test(lab, args):
             results.append({"test": args.test, "from": vm.name, "to": "vm0", **r})
             rows += [[f"{vm.name} → vm0", key, value] for key, value in r.items()]
         return ["pair", "figure", "value"], rows, results, 0
+    rdma = bring_up_rdma(lab)
+    device = f" RDMA_DEVICE={rdma[-1]}" if rdma else ""
     host.say(f"in {client.name}: {args.test}")
-    status, output = client.run(f"export PEER={lab.ip(0)}; {args.test}", 3600)
+    status, output = client.run(f"export PEER={lab.ip(0)}{device}; {args.test}", 3600)
     sys.stdout.write(output)
     return None, None, [{"test": args.test, "status": status, "output": output}], status
 
@@ -164,16 +196,20 @@ def main_job(args):
                          "root=/dev/vda rw" if args.kernel else "") for i in range(args.guests)]
     host.say(f"starting one OM, {args.guests} EMs and {args.guests} guests")
     with Lab(qemu, boot, args.guests, accel, memory, args.cpus, args.mtu, args.queue_pairs,
-             extra=args.qemu_arg, keep=args.keep, boots=boots) as lab:
+             extra=args.qemu_arg, keep=args.keep, boots=boots,
+             rdma=None if args.no_rdma_function else args.rdma_link) as lab:
         booted = time.monotonic()
         lab.wait_ready(600 if args.image else 180)
         host.say(f"guests up after {time.monotonic() - booted:.1f} s")
         if args.shell or args.keep:
             note_kept(lab)
         if args.shell:
+            names = bring_up_rdma(lab)
             print(f"{args.guests} guests are up. In another terminal:")
             for vm, f in zip(lab.vms, lab.functions):
                 print(f"  ./run-vm.sh --console {vm.name}     # {f.ip}")
+            if names:
+                print(f"RDMA functions: {', '.join(names)}, for example `ib_write_bw -d {names[0]}` in both guests")
             print("Ctrl-C here ends them." if not args.keep else "./run-vm.sh --stop ends them.", flush=True)
             while not args.keep:
                 time.sleep(1)
@@ -186,6 +222,7 @@ def main_job(args):
             print(table(header, rows))
         if args.json:
             write_json(args.json, {"accel": accel, "mtu": args.mtu, "guests": args.guests,
+                                   "rdma_function": None if args.no_rdma_function else args.rdma_link,
                                    "seconds": time.monotonic() - begin, "results": results})
         if args.keep:
             print("everything stays up: ./run-vm.sh --console vm0, ./run-vm.sh --stop")

@@ -4,8 +4,8 @@ import os
 import shutil
 import tempfile
 
-from . import host
-from .dpu import Dpu, Function
+from . import host, rdma
+from .dpu import Dpu, Function, RdmaFunction
 from .errors import LabError
 from .vm import Boot, Vm, dpu_nic
 
@@ -27,11 +27,13 @@ class Lab:
     """`with Lab(...) as lab:` brings everything up and takes all of it down again."""
 
     def __init__(self, qemu, boot, guests=2, accel="tcg", memory=512, cpus=1, mtu=1500, queue_pairs=1,
-                 queue_size=256, rxe=True, extra=(), keep=False, boots=None):
+                 queue_size=256, rxe=True, extra=(), keep=False, boots=None, rdma=None):
+        """`rdma`: link type of an RDMA function that each guest gets beside its virtio-net function, or None."""
         self.run_dir = tempfile.mkdtemp(prefix="distdpu-")
         self.keep, self.failed = keep, False
         self.functions = [Function(i, mtu, queue_pairs, queue_size) for i in range(guests)]
-        self.dpu = Dpu(self.run_dir, self.functions, keep)
+        self.rdma_functions = [RdmaFunction(i, rdma, mtu) for i in range(guests)] if rdma else []
+        self.dpu = Dpu(self.run_dir, self.functions + self.rdma_functions, keep)
         self.settings = dict(qemu=qemu, accel=accel, memory=memory, cpus=cpus, extra=extra, keep=keep)
         self.boots = boots(self.run_dir) if boots else [boot] * guests
         self.rxe, self.mtu = rxe, mtu
@@ -40,8 +42,10 @@ class Lab:
     def make_vm(self, index):
         """A fresh guest on function `index`; the caller starts it."""
         f = self.functions[index]
+        # virtio-net first, so that it is eth0
+        own = [f] + self.rdma_functions[index:index + 1]
         line = f"dpu.ip={f.ip}/24 dpu.mtu={self.mtu}" + (" dpu.rxe=1" if self.rxe else "")
-        return Vm(f"vm{index}", self.run_dir, boot=self.boots[index], nics=[dpu_nic(self.dpu.socket(f))],
+        return Vm(f"vm{index}", self.run_dir, boot=self.boots[index], nics=[dpu_nic(self.dpu.socket(function)) for function in own],
                   command_line=line, **self.settings)
 
     def replace_vm(self, index):
@@ -51,6 +55,10 @@ class Lab:
                 os.unlink(self.vms[index].path(kind))
         self.vms[index] = self.make_vm(index)
         return self.vms[index]
+
+    def bring_up_rdma(self, timeout=60):
+        """Loads the driver of the RDMA functions, which stays away until it is wanted; the names of the devices."""
+        return [rdma.bring_up(vm, f, timeout) for vm, f in zip(self.vms, self.rdma_functions)]
 
     def ip(self, index):
         """The address of guest `index` on the DPU's network."""

@@ -9,18 +9,29 @@ from .errors import LabError
 PERFTEST = {
     "ib_write_bw": "bw", "ib_send_bw": "bw", "ib_read_bw": "bw",
     "ib_write_lat": "lat", "ib_send_lat": "lat", "ib_read_lat": "lat",
+    "ib_atomic_bw": "bw", "ib_atomic_lat": "lat",
 }
 PORT = 18515
 
 
 def perftest(server, client, address, name="ib_write_bw", size=65536, options="", device="rxe0"):
-    """One perftest run. Bandwidth: `{mib_per_s, msg_per_s}`; latency: `{typical_us, p99_us}`."""
+    """One perftest run. Bandwidth: `{mib_per_s, msg_per_s}`; latency: `{typical_us, p99_us}`.
+
+    `device`: its name, or two names, when the server's has another than the client's.
+    """
+    devices = [device] * 2 if isinstance(device, str) else device
     kind = PERFTEST[name]
     # By count: perftest's own timed runs report nothing when few messages fit into their time.
-    count = 1000 if size <= 4096 else 500 if size <= 65536 else 50
-    command = f"{name} -d {device} -F -s {size} -p {PORT} -n {count} {options}"
+    count = 1000 if size <= 4096 else 500 if size <= 65536 else 50 if size <= 1 << 20 else 10
+    if not devices[1].startswith("rxe"):
+        count *= 10
+    if "atomic" in name:
+        size, sized = 8, ""  # the only size that there is
+    else:
+        sized = f"-s {size} "
+    commands = [f"{name} -d {d} -F {sized}-p {PORT} -n {count} {options}" for d in devices]
     for _ in range(4):
-        row = run_perftest(server, client, address, name, command, size)
+        row = run_perftest(server, client, address, name, commands, size)
         if kind == "lat":
             return {"typical_us": float(row[4]), "p99_us": float(row[7])}
         if float(row[3]) > 0 or size < 64:
@@ -29,11 +40,11 @@ def perftest(server, client, address, name="ib_write_bw", size=65536, options=""
     raise LabError(f"{name} of {size} bytes measured nothing in four runs", client.console_log)
 
 
-def run_perftest(server, client, address, name, command, size):
+def run_perftest(server, client, address, name, commands, size):
     """The result row of one run, split into its columns."""
-    server.must(f"pkill -x {name} 2>/dev/null; {command} >/tmp/server.log 2>&1 </dev/null & sleep 0.2", 20)
+    server.must(f"pkill -x {name} 2>/dev/null; {commands[0]} >/tmp/server.log 2>&1 </dev/null & sleep 0.2", 20)
     for _ in range(20):
-        status, text = client.run(f"timeout 90 {command} {address} 2>&1", 105)
+        status, text = client.run(f"timeout 90 {commands[1]} {address} 2>&1", 105)
         if status == 0 or "Couldn't connect" not in text:
             break
         time.sleep(0.25)

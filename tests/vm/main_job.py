@@ -33,8 +33,24 @@ def test_one_command_ends_with_a_perftest_table(ctx):
         assert "MiB/s" in done.stdout, done.stdout
         with open(out) as f:
             results = json.load(f)["results"]
-        assert [r["bytes"] for r in results] == [2, 4096, 65536, 1048576], results
+        sizes = [2, 4096, 65536, 1048576]
+        for device in ("soft RoCE", "RDMA function"):
+            assert [r["bytes"] for r in results if r["device"] == device] == sizes, results
+            assert device in done.stdout, done.stdout
         assert all(r["mib_per_s"] > 0 for r in results), results
+    assert not leftovers(), leftovers()
+
+
+def test_without_rdma_functions_there_is_soft_roce(ctx):
+    """./run-vm.sh --no-rdma-function measures soft RoCE alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = os.path.join(folder, "result.json")
+        done = subprocess.run([RUN, "--no-rdma-function", "--test", "ib_write_lat", "--json", out],
+                              capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr[-800:]
+        with open(out) as f:
+            results = json.load(f)["results"]
+        assert {r["device"] for r in results} == {"soft RoCE"}, results
     assert not leftovers(), leftovers()
 
 

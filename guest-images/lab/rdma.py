@@ -1,0 +1,56 @@
+"""The RDMA function as the guest sees it: driver, device, port, and what its kernel says about them."""
+
+import re
+import time
+
+from .errors import LabError
+
+# By driver, not by name: udev, where there is one, renames the device.
+FIND = ("for d in /sys/class/infiniband/*; do "
+        'case "$(readlink $d/device/driver)" in */mlx5_core) basename $d;; esac; done')
+# Lines of a kernel log that speak of trouble, whatever their level.
+TROUBLE = re.compile(r"WARNING:|BUG:|Call Trace|Oops|general protection|hung task|soft lockup|hw csum failure|"
+                     r"command timeout|timeout\. Will cause a leak|cmd_work_handler|"
+                     r"health compromised|Fatal error|failed reclaiming pages", re.I)
+OURS = re.compile(r"mlx5|infiniband|ib_core|ib_uverbs|pci 0000|pcieport", re.I)
+
+
+def bring_up(vm, function, timeout=60):
+    """Loads the driver, waits until the port is active; the name of the device, for `-d`."""
+    status, output = vm.run("modprobe mlx5_ib 2>&1", timeout)
+    if status != 0:
+        raise LabError(f"{vm.name} cannot load mlx5_ib: {output.strip()}; --no-rdma-function does without",
+                       vm.console_log)
+    name = device(vm, timeout)
+    if function.link_type == "ethernet":
+        vm.must(f"n=$(ls /sys/class/infiniband/{name}/device/net | head -n1); ip link set $n mtu {function.mtu} up; "
+                f"ip addr replace {function.ip}/24 dev $n", 20)
+    deadline = time.monotonic() + timeout
+    while "ACTIVE" not in (state := vm.must(f"cat /sys/class/infiniband/{name}/ports/1/state")):
+        if time.monotonic() > deadline:
+            raise LabError(f"port 1 of {name} in {vm.name} is `{state.strip()}` after {timeout} s", vm.console_log)
+        time.sleep(0.2)
+    return name
+
+
+def device(vm, timeout=20):
+    """Name of the RDMA device that the driver made of the function."""
+    deadline = time.monotonic() + timeout
+    while not (names := vm.must(FIND).split()):
+        if time.monotonic() > deadline:
+            said = vm.run("dmesg | grep -i mlx5 | tail -n 3")[1].strip()
+            raise LabError(f"{vm.name} has no RDMA device of driver mlx5_core after {timeout} s"
+                           f"{f': {said}' if said else ''}", vm.console_log)
+        time.sleep(0.2)
+    return names[0]
+
+
+def complaints(vm):
+    """Lines of the guest's kernel log that a healthy function does not cause."""
+    found = []
+    for line in vm.must("dmesg -r").splitlines():
+        level = re.match(r"<(\d+)>", line)
+        serious = level is not None and int(level[1]) % 8 <= 3 and OURS.search(line)
+        if serious or TROUBLE.search(line):
+            found.append(line)
+    return found

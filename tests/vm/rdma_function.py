@@ -1,0 +1,156 @@
+"""The RDMA function under the stock mlx5 driver: probe, perftest in all its kinds, pingpongs with checked data."""
+
+import time
+
+from lab import rdma, workloads
+
+LAB = {"mtu": 9000, "rdma": "infiniband"}
+RC_TESTS = ("ib_write_bw", "ib_read_bw", "ib_send_bw")
+LAT_TESTS = ("ib_write_lat", "ib_read_lat", "ib_send_lat")
+
+
+def devices(ctx):
+    """Names of the devices in both guests, with the driver loaded."""
+    return ctx.lab.bring_up_rdma()
+
+
+def clean(ctx):
+    """Fails when a guest's kernel complained."""
+    for vm in ctx.lab.vms:
+        found = rdma.complaints(vm)
+        assert not found, f"{vm.name}: " + "; ".join(found[:5])
+
+
+def perftest(ctx, name, size, options=""):
+    """One perftest from vm1 to vm0 over the functions; something was measured and no kernel complained."""
+    server, client = ctx.lab.vms
+    r = workloads.perftest(server, client, ctx.lab.ip(0), name, size, options, devices(ctx))
+    assert all(value > 0 for value in r.values()) or size < 64, (name, size, options, r)
+    clean(ctx)
+    return r
+
+
+def pingpong(ctx, name, options=""):
+    """One of the ibv_*_pingpong between the guests, both of which have to end well."""
+    server, client = ctx.lab.vms
+    own, other = devices(ctx)
+    running = server.guest.spawn(f"timeout 90 {name} -d {own} {options} 2>&1")
+    for _ in range(40):
+        status, text = client.run(f"timeout 90 {name} -d {other} {options} {ctx.lab.ip(0)} 2>&1", 100)
+        if status == 0 or "Couldn't connect" not in text:
+            break
+        time.sleep(0.25)
+    if status != 0:
+        server.guest.kill(running)
+    ended, words = server.guest.wait(running, 100)
+    assert status == 0 and ended == 0, (name, options, status, text[-400:], ended, words[-400:])
+    for said in (text, words):
+        assert "invalid data" not in said and "bytes in" in said, (name, options, said[-400:])
+    clean(ctx)
+
+
+def test_driver_probes_without_a_complaint(ctx):
+    """mlx5_core binds by the PCI ids, mlx5_ib makes a device, and the kernel log stays clean."""
+    devices(ctx)
+    for vm in ctx.lab.vms:
+        listed = vm.must("lspci -nk -d 15b3:")
+        assert "15b3:101e" in listed and " 0207: " in listed and "driver in use: mlx5_core" in listed, listed
+        assert vm.must("lspci -n -d 15b3: | wc -l").strip() == "1"
+    clean(ctx)
+
+
+def test_port_is_active_with_the_addresses_that_the_om_gave(ctx):
+    """ibv_devinfo shows PORT_ACTIVE, InfiniBand, and the GUID, GID and LID that dpuctl shows."""
+    lids = set()
+    for vm, f, device in zip(ctx.lab.vms, ctx.lab.rdma_functions, devices(ctx)):
+        told = ctx.lab.dpu.function(f.name)
+        assert told["kind"] == "rdma" and told["state"] == "running" and told["link"] == "up", told
+        info = vm.must(f"ibv_devinfo -v -d {device}")
+        lines = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in info.splitlines())}
+        assert lines["state"].startswith("PORT_ACTIVE") and lines["link_layer"] == "InfiniBand", info
+        assert int(lines["port_lid"]) == told["rdma"]["lid"], info
+        assert lines["node_guid"].replace(":", "") == told["rdma"]["guid"], info
+        gid = vm.must(f"cat /sys/class/infiniband/{device}/ports/1/gids/0").strip()
+        assert gid.replace(":", "") == "fe80000000000000" + told["rdma"]["guid"], gid
+        lids.add(lines["port_lid"])
+    assert len(lids) == 2
+
+
+def test_bandwidth_of_all_sizes(ctx):
+    """ib_write_bw, ib_read_bw and ib_send_bw from 2 bytes to 8 MiB."""
+    for name in RC_TESTS:
+        for size in (2, 4096, 65536, 1 << 20, 8 << 20):
+            perftest(ctx, name, size)
+
+
+def test_latency(ctx):
+    """ib_write_lat, ib_read_lat and ib_send_lat of small, page-sized and large messages."""
+    for name in LAT_TESTS:
+        for size in (2, 4096, 65536):
+            perftest(ctx, name, size)
+
+
+def test_atomics(ctx):
+    """Compare-and-swap and fetch-and-add, bandwidth and latency."""
+    for name in ("ib_atomic_bw", "ib_atomic_lat"):
+        for kind in ("CMP_AND_SWAP", "FETCH_AND_ADD"):
+            perftest(ctx, name, 8, f"-A {kind}")
+
+
+def test_completion_events(ctx):
+    """`-e`: the CPU sleeps until the MSI-X of a completion."""
+    for name in RC_TESTS + ("ib_send_lat",):
+        perftest(ctx, name, 65536, "-e")
+
+
+def test_many_queue_pairs_and_both_directions(ctx):
+    """`-q 8`, `-b`, both, and both with events."""
+    for options in ("-q 8", "-b", "-q 8 -b", "-q 8 -e"):
+        for name in RC_TESTS:
+            perftest(ctx, name, 65536, options)
+
+
+def test_inline_and_unsignalled(ctx):
+    """`--inline_size` up to what the device says it can, and many requests with one completion."""
+    for size in (2, 64):
+        for name in ("ib_write_lat", "ib_send_lat", "ib_write_bw", "ib_send_bw"):
+            perftest(ctx, name, size, f"--inline_size={size}")
+    for moderation in (1, 64):
+        perftest(ctx, "ib_write_bw", 4096, f"-Q {moderation}")
+
+
+def test_unreliable_transports(ctx):
+    """UC writes and sends, UD sends up to the MTU."""
+    for name, size in (("ib_write_bw", 65536), ("ib_send_bw", 65536), ("ib_write_lat", 64), ("ib_send_lat", 64)):
+        perftest(ctx, name, size, "-c UC")
+    for name, size in (("ib_send_bw", 2048), ("ib_send_lat", 64)):
+        perftest(ctx, name, size, "-c UD")
+
+
+def test_pingpongs_with_checked_data(ctx):
+    """ibv_rc, uc, ud and srq_pingpong, polling and with events; the receiver checks every buffer."""
+    for name in ("ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_srq_pingpong"):
+        for options in ("-c", "-c -e", "-c -s 65537 -n 200", "-c -s 1048576 -n 50 -m 4096"):
+            pingpong(ctx, name, options)
+    for options in ("-c", "-c -e", "-c -s 1000"):
+        pingpong(ctx, "ibv_ud_pingpong", options)
+
+
+def test_a_guest_reaches_itself(ctx):
+    """RDMA write and checked ping-pong within one guest, over its own port."""
+    vm, (device, _) = ctx.lab.vms[0], devices(ctx)
+    r = workloads.perftest(vm, vm, "127.0.0.1", "ib_write_bw", 65536, device=device)
+    assert r["mib_per_s"] > 0, r
+    clean(ctx)
+
+
+def test_ten_seconds_of_writes(ctx):
+    """ib_write_bw -D 10 keeps its pace and ends well."""
+    server, client = ctx.lab.vms
+    own, other = devices(ctx)
+    running = server.guest.spawn(f"ib_write_bw -d {own} -F -s 65536 -D 10 2>&1")
+    time.sleep(0.5)
+    text = client.must(f"ib_write_bw -d {other} -F -s 65536 -D 10 {ctx.lab.ip(0)} 2>&1", 60)
+    assert server.guest.wait(running, 60)[0] == 0
+    assert any(line.split()[:1] == ["65536"] for line in text.splitlines()), text[-400:]
+    clean(ctx)
