@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use thiserror::Error;
 
-use crate::{CONFIG_REGION, route::RouteTable};
+use crate::{CONFIG_REGION, route::RouteTable, window::ConfigWindow};
 
 /// Regions that a client asks about: six BARs, ROM, configuration space, VGA.
 pub const NUM_REGIONS: u32 = 9;
@@ -76,6 +76,7 @@ pub struct FunctionInfo {
     regions: Vec<RegionInfo>,
     routes: RouteTable,
     msix_vectors: u16,
+    window: Option<ConfigWindow>,
 }
 
 impl FunctionInfo {
@@ -116,7 +117,21 @@ impl FunctionInfo {
             regions,
             routes,
             msix_vectors,
+            window: None,
         })
+    }
+
+    /// The same with a window onto the BARs, whose first register is at `at` of configuration space.
+    pub fn with_window(self, at: u64) -> Self {
+        Self {
+            window: Some(ConfigWindow::new(at)),
+            ..self
+        }
+    }
+
+    /// The window onto the BARs as after power-on, when there is one.
+    pub fn window(&self) -> Option<&ConfigWindow> {
+        self.window.as_ref()
     }
 
     /// A region that exists.

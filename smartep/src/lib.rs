@@ -8,7 +8,7 @@
 //! Start with [`server::Server`], which serves one function to one client at a time, with
 //! [`function::FunctionInfo`], which describes the function to it, and with [`config::ConfigBuilder`].
 //!
-//! This crate knows nothing of virtio or RDMA, and moves no data by itself: guest memory goes into a
+//! This crate knows nothing of virtio (but for the register layout of [`window`]) or RDMA, and moves no data by itself: guest memory goes into a
 //! [`dot_iommu::DotTable`] that the data side reads.
 //!
 //! Source of the wire format: the vfio-user protocol specification 0.0/0.1 (QEMU
@@ -24,6 +24,7 @@ pub mod proto;
 pub mod route;
 pub mod server;
 pub mod shadow;
+pub mod window;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

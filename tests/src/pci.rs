@@ -192,6 +192,49 @@ impl Function {
         write16(vmm, pcie + 8, control | 1 << 15)
     }
 
+    /// Points the PCI configuration access capability at `len` bytes of a structure (virtio 1.3 §4.1.4.9) and
+    /// gives the offset of its data in config space.
+    fn point(&self, vmm: &mut dyn Vmm, window: Window, offset: u32, len: usize) -> Result<u64> {
+        let at = match self.virtio.pci_access {
+            0 => return Err(Error::Device("no PCI configuration access".into())),
+            at => u64::from(at),
+        };
+        vmm.write(CONFIG_REGION, at + 4, &[window.bar])?;
+        write32(vmm, at + 12, len as u32)?;
+        write32(vmm, at + 8, window.offset + offset)?;
+        Ok(at + 16)
+    }
+
+    /// Reads 1, 2 or 4 bytes of a structure without its BAR.
+    ///
+    /// # Errors
+    /// The function does not offer that, or the access failed.
+    pub fn read_through_config(
+        &self,
+        vmm: &mut dyn Vmm,
+        window: Window,
+        offset: u32,
+        data: &mut [u8],
+    ) -> Result<()> {
+        let at = self.point(vmm, window, offset, data.len())?;
+        vmm.read(CONFIG_REGION, at, data)
+    }
+
+    /// Writes 1, 2 or 4 bytes of a structure without its BAR.
+    ///
+    /// # Errors
+    /// The function does not offer that, or the access failed.
+    pub fn write_through_config(
+        &self,
+        vmm: &mut dyn Vmm,
+        window: Window,
+        offset: u32,
+        data: &[u8],
+    ) -> Result<()> {
+        let at = self.point(vmm, window, offset, data.len())?;
+        vmm.write(CONFIG_REGION, at, data)
+    }
+
     fn walk(&mut self, vmm: &mut dyn Vmm, first: u8) -> Result<()> {
         let mut offset = first;
         while offset != 0 {

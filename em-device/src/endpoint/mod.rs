@@ -19,6 +19,7 @@ use smartep::shadow::{ShadowError, ShadowReader};
 use thiserror::Error;
 
 use crate::control::{OmLink, RemoteControl};
+use crate::virtio::pci_access;
 use crate::worker::Handle;
 use net::VirtioData;
 use rdma::RdmaData;
@@ -99,7 +100,7 @@ impl Endpoint {
             .iter()
             .map(|r| RegionInfo::trapped(r.index, r.size))
             .collect();
-        let info = FunctionInfo::new(
+        let mut info = FunctionInfo::new(
             regions,
             RouteTable::new(routes.collect())?,
             spec.msix_vectors,
@@ -110,6 +111,9 @@ impl Endpoint {
         let mut overlay = None;
         let (data, side): (Arc<dyn FunctionData>, Arc<dyn DataSide>) = match spec.kind {
             FunctionKind::VirtioNet(net) => {
+                if let Some(at) = pci_access::find(&shadow) {
+                    info = info.with_window(at);
+                }
                 let (irqs, shadow) = (irqs.clone(), shadow.clone());
                 let (data, mac) =
                     VirtioData::new(seat.clone(), net, spec.msix_vectors, &table, irqs, shadow)?;

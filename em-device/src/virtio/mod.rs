@@ -12,6 +12,7 @@ pub mod area;
 pub mod chain;
 pub mod common;
 pub mod layout;
+pub mod pci_access;
 pub mod ring;
 pub mod signals;
 

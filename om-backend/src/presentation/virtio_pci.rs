@@ -22,6 +22,8 @@ pub enum Structure {
     Isr = 3,
     /// Device-specific configuration.
     Device = 4,
+    /// Access to the BARs from configuration space.
+    PciAccess = 5,
 }
 
 /// `struct virtio_pci_cap` from `cap_len` on.
@@ -42,9 +44,8 @@ const HEADER: usize = 2;
 
 /// Bodies of the capabilities for a layout: what follows the capability's id and next pointer.
 ///
-/// The PCI configuration access capability (§4.1.4.9) is not among them: its data register is a
-/// window onto the BAR, which belongs to the EM, in config space, which belongs to the OM. Drivers
-/// that can map BARs do not use it.
+/// The registers of the PCI configuration access capability (§4.1.4.9) are a window onto the BARs. What
+/// they hold is kept by the EM, which sees both sides of the function; here they are zero and read-only.
 pub fn capabilities(layout: &VirtioPciLayout) -> Vec<Vec<u8>> {
     let multiplier = layout.notify_multiplier.to_le_bytes();
     vec![
@@ -52,6 +53,12 @@ pub fn capabilities(layout: &VirtioPciLayout) -> Vec<Vec<u8>> {
         body(layout, Structure::Notify, layout.notify, &multiplier),
         body(layout, Structure::Isr, layout.isr, &[]),
         body(layout, Structure::Device, layout.device, &[]),
+        body(
+            layout,
+            Structure::PciAccess,
+            Window { offset: 0, len: 0 },
+            &[0; 4],
+        ),
     ]
 }
 

@@ -5,8 +5,11 @@ use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{ServeError, Server, Session, read};
+use crate::CONFIG_REGION;
+use crate::config::ConfigState;
 use crate::proto::{Header, MultiWrite, RegionAccess};
 use crate::route::Side;
+use crate::window::ConfigWindow;
 
 impl Server {
     /// Always answered with data, never with an error: Cloud Hypervisor would wait for the data forever. What
@@ -31,15 +34,7 @@ impl Server {
             )));
         }
         let mut data = vec![0xff; access.count as usize];
-        let within = self
-            .info
-            .region(access.region)
-            .is_some_and(|r| r.readable && inside(&access, r.size));
-        if within {
-            self.read_pieces(&access, &mut data);
-        } else {
-            self.stray("read", &access);
-        }
+        self.read_access(&access, &mut data);
         session.send(header, 0, &[access.as_bytes(), &data], &[])
     }
 
@@ -107,6 +102,27 @@ impl Server {
         {
             return self.stray("write", access);
         }
+        // The control side knows these registers as read-only and need not be asked.
+        let window = self.window.as_ref();
+        let only_window = access.region == CONFIG_REGION
+            && window.is_some_and(|w| w.covers(access.offset, data.len()));
+        let mut new = self.state;
+        if !only_window {
+            new = self.write_pieces(access, data);
+        }
+        if new.flr {
+            debug!("function-level reset");
+            self.reset();
+        } else if new != self.state {
+            self.data.config_changed(self.state, new);
+            self.state = new;
+        }
+        if access.region == CONFIG_REGION {
+            self.write_window(access.offset, data);
+        }
+    }
+
+    fn write_pieces(&mut self, access: &RegionAccess, data: &[u8]) -> ConfigState {
         let mut new = self.state;
         for (side, offset, len) in
             self.info
@@ -122,14 +138,55 @@ impl Server {
                 Side::Control => new = self.control.write(access.region, offset, piece),
             }
         }
-        if new.flr {
-            debug!("function-level reset");
-            self.data.reset();
-            new = self.control.reset();
+        new
+    }
+
+    /// A write of the window's data is a write of what it stands for.
+    fn write_window(&mut self, offset: u64, data: &[u8]) {
+        let Some(window) = &mut self.window else {
+            return;
+        };
+        window.write(offset, data);
+        if !window.touches_data(offset, data.len()) {
+            return;
         }
-        if new != self.state {
-            self.data.config_changed(self.state, new);
-            self.state = new;
+        let value = window.data();
+        if let Some(access) = behind(window) {
+            if let Some(value) = value.get(..access.count as usize) {
+                self.write_access(&access, value);
+            }
+        }
+    }
+
+    /// A read of the window's data is a read of what it stands for.
+    fn read_window(&mut self, offset: u64, data: &mut [u8]) {
+        let place = self
+            .window
+            .as_ref()
+            .filter(|w| w.touches_data(offset, data.len()))
+            .and_then(behind);
+        if let Some(access) = place {
+            let mut value = vec![0xff; access.count as usize];
+            self.read_access(&access, &mut value);
+            self.window.iter_mut().for_each(|w| w.set_data(&value));
+        }
+        if let Some(window) = &self.window {
+            window.read(offset, data);
+        }
+    }
+
+    /// Fills `data` as far as there is something; the rest keeps its value.
+    fn read_access(&mut self, access: &RegionAccess, data: &mut [u8]) {
+        if !self
+            .info
+            .region(access.region)
+            .is_some_and(|r| r.readable && inside(access, r.size))
+        {
+            return self.stray("read", access);
+        }
+        self.read_pieces(access, data);
+        if access.region == CONFIG_REGION {
+            self.read_window(access.offset, data);
         }
     }
 
@@ -154,6 +211,15 @@ impl Server {
             self.strays, access.region, access.offset, access.count
         );
     }
+}
+
+/// The access of a BAR that an access of the window's data stands for.
+fn behind(window: &ConfigWindow) -> Option<RegionAccess> {
+    window.place().map(|place| RegionAccess {
+        offset: place.offset,
+        region: place.bar,
+        count: place.len as u32,
+    })
 }
 
 fn inside(access: &RegionAccess, size: u64) -> bool {

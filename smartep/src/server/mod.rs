@@ -26,6 +26,7 @@ use crate::dma::{DmaSpace, MessageDma};
 use crate::function::FunctionInfo;
 use crate::irq::Irqs;
 use crate::proto::{Capabilities, DmaMap, DmaUnmap, Header, VersionError, answer_version, command};
+use crate::window::ConfigWindow;
 use crate::{ControlSide, DataSide};
 
 /// Pause after a client could not be accepted, so that a lack of descriptors is no busy loop.
@@ -65,6 +66,7 @@ pub struct Server {
     data: Arc<dyn DataSide>,
     dma: DmaSpace,
     state: ConfigState,
+    window: Option<ConfigWindow>,
     /// Accesses outside every region, since the start.
     strays: u64,
 }
@@ -95,6 +97,7 @@ impl Server {
     ) -> Self {
         let state = control.state();
         Self {
+            window: info.window().cloned(),
             info,
             irqs,
             control,
@@ -176,8 +179,7 @@ impl Server {
         }
         self.irqs.clear();
         self.dma.clear();
-        let state = self.control.reset();
-        self.set_state(state);
+        self.reset_control();
         // Last, so that a client that is cut off learns of it when nothing touches its memory any more.
         session.sender.close();
         result
@@ -304,7 +306,12 @@ impl Server {
     /// FLR, DEVICE_RESET and a new client.
     fn reset(&mut self) {
         self.data.reset();
+        self.reset_control();
+    }
+
+    fn reset_control(&mut self) {
         let state = self.control.reset();
+        self.window.iter_mut().for_each(ConfigWindow::reset);
         self.set_state(state);
     }
 

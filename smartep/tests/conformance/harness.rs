@@ -22,6 +22,8 @@ use smartep::{CONFIG_REGION, DataSide};
 
 pub const BAR0: usize = 0x4000;
 pub const CONTROL_AT: u64 = 0x2000;
+/// Where the window onto the BARs is in configuration space.
+pub const WINDOW: u64 = 0xf0;
 pub const VECTORS: u16 = 40;
 pub const QEMU_VERSION: &str = r#"{"capabilities": {"pgsizes": 4096, "max_msg_fds": 16, "max_dma_maps": 65535, "max_data_xfer_size": 1048576, "migration": {"max_bitmap_size": 268435456, "pgsize": 4096}, "write_multiple": true}}"#;
 
@@ -169,7 +171,9 @@ fn function(bar2: &OwnedFd) -> FunctionInfo {
         end: CONTROL_AT + 0x1000,
         side: Side::Control,
     };
-    FunctionInfo::new(regions, RouteTable::new(vec![route]).unwrap(), VECTORS).unwrap()
+    FunctionInfo::new(regions, RouteTable::new(vec![route]).unwrap(), VECTORS)
+        .unwrap()
+        .with_window(WINDOW)
 }
 
 fn control() -> LocalControl {

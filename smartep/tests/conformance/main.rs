@@ -10,3 +10,4 @@ mod harness;
 mod hostile;
 mod interrupts;
 mod negotiation;
+mod window;

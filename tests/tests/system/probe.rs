@@ -225,3 +225,38 @@ fn reads_of_what_does_not_exist_are_all_ones_or_zero_and_nothing_breaks() {
     }
     Function::probe(&mut client).unwrap();
 }
+
+#[test]
+fn a_driver_without_bars_reads_features_and_resets_through_config_space() {
+    let mut pair = Pair::started(Setup::default());
+    let (pci, vmm) = (pair.a.pci.clone(), pair.a.vmm.as_mut());
+    let window = pci.virtio.common;
+    let mut offered = 0;
+    for half in 0..2u32 {
+        let select = common::DEVICE_FEATURE_SELECT as u32;
+        pci.write_through_config(vmm, window, select, &half.to_le_bytes())
+            .unwrap();
+        let mut bits = [0; 4];
+        pci.read_through_config(vmm, window, common::DEVICE_FEATURE as u32, &mut bits)
+            .unwrap();
+        offered |= u64::from(u32::from_le_bytes(bits)) << (32 * half);
+    }
+    assert_eq!(offered & features::OFFERED, features::OFFERED);
+    let mut first = [0; 2];
+    pci.read_through_config(vmm, pci.virtio.device, 0, &mut first)
+        .unwrap();
+    assert_eq!(first, mac(0)[..2], "what the OM answers is behind it too");
+    let mut status = [0];
+    let at = common::DEVICE_STATUS as u32;
+    pci.read_through_config(vmm, window, at, &mut status)
+        .unwrap();
+    assert_eq!(status[0] & status::DRIVER_OK, status::DRIVER_OK);
+    pci.write_through_config(vmm, window, at, &[0]).unwrap();
+    pci.read_through_config(vmm, window, at, &mut status)
+        .unwrap();
+    assert_eq!(status, [0], "the device was reset");
+    assert_eq!(pair.a.status().unwrap(), 0, "and the BAR says the same");
+    pair.a.forget();
+    pair.a.start(Setup::default()).unwrap();
+    pair.works();
+}
