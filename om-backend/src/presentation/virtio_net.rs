@@ -30,6 +30,9 @@ pub const MSIX_BAR: u32 = 2;
 pub const BAR_BYTES: u64 = 32 << 10;
 /// Offset of the MSI-X pending bits in [`MSIX_BAR`].
 pub const MSIX_PBA: u32 = 0x4000;
+/// MSI-X vectors at the most: a guest's system may refuse a device with more, and with fewer than it has
+/// queues a driver lets queues share them.
+const MAX_VECTORS: u16 = 64;
 /// Network controller, Ethernet (PCI code and id assignment, §1.3).
 const CLASS: u32 = 0x02_00_00;
 
@@ -81,8 +84,8 @@ const _: () = assert!(VIRTIO_NET_S_LINK_UP == 1);
 
 /// How function `id` looks. Its link is down.
 pub fn present(id: u32, function: &FunctionConfig, net: &NetConfig) -> Presentation {
-    // one for every receive, transmit and control queue, one for changes of the configuration
-    let msix_vectors = 2 * net.queue_pairs + 2;
+    // One for every receive, transmit and control queue, one for changes of the configuration.
+    let msix_vectors = (2 * net.queue_pairs + 2).min(MAX_VECTORS);
     let bar = |kind| {
         Some(BarSpec {
             size: BAR_BYTES,
@@ -196,6 +199,13 @@ mod tests {
         (presentation, space)
     }
 
+    fn vectors_of(pairs: u16) -> u16 {
+        presented(&format!("queue_pairs = {pairs}"))
+            .0
+            .spec
+            .msix_vectors
+    }
+
     fn word(bytes: &[u8], at: usize) -> u16 {
         u16::from_le_bytes([bytes[at], bytes[at + 1]])
     }
@@ -271,7 +281,9 @@ mod tests {
 
         let (_, msix) = chain[2];
         let vectors = (word(bytes, msix + 2) & 0x7ff) + 1;
-        assert_eq!((vectors, presentation.spec.msix_vectors), (66, 66));
+        assert_eq!((vectors, presentation.spec.msix_vectors), (64, 64));
+        assert_eq!(vectors_of(31), 64);
+        assert_eq!(vectors_of(1), 4);
         let (table, pba) = (dword(bytes, msix + 4), dword(bytes, msix + 8));
         assert_eq!((table & 7, pba & 7), (2, 2));
         assert!(u32::from(vectors) * 16 <= (pba & !7) - (table & !7));

@@ -260,3 +260,22 @@ fn a_driver_without_bars_reads_features_and_resets_through_config_space() {
     pair.a.start(Setup::default()).unwrap();
     pair.works();
 }
+
+#[test]
+fn with_more_queues_than_vectors_the_last_queues_share_one() {
+    let net = Net {
+        pairs: 32,
+        ..Net::default()
+    };
+    let mut pair = Pair::with(net, Guest::default());
+    assert_eq!(pair.a.pci.msix.vectors, 64);
+    let setup = Setup {
+        pairs: 32,
+        queue_size: 64,
+        receive_buffers: 8,
+        ..Setup::default()
+    };
+    assert_eq!(pair.a.vector_of(64), 63, "the control queue shares");
+    pair.start(setup, Setup::default());
+    pair.works();
+}
