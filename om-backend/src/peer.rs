@@ -2,13 +2,14 @@
 
 use crate::conductor::Message;
 use crate::function::{Function, Life};
+use crate::supervisor::progress::Progress;
 use m2m_fabric::proto::{ControlAddress, Event, Hello, RdmaRequest, Reply, Request};
 use m2m_fabric::{Fabric, FabricError, Handler, PeerInfo};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// How long an EM waits for the OM's thread to say whether it is welcome.
 const HELLO_ANSWER: Duration = Duration::from_secs(4);
@@ -39,6 +40,7 @@ pub struct Peer {
     fabric_came: Condvar,
     binding: OnceLock<Binding>,
     down: AtomicBool,
+    progress: Mutex<Progress>,
 }
 
 /// An EM that said who it is, for the OM to judge.
@@ -65,6 +67,7 @@ impl Peer {
             fabric_came: Condvar::new(),
             binding: OnceLock::new(),
             down: AtomicBool::new(false),
+            progress: Mutex::default(),
         })
     }
 
@@ -103,6 +106,15 @@ impl Peer {
     pub fn set_down(&self) {
         self.down.store(true, Ordering::Release);
         self.wake_waiters();
+    }
+
+    /// How long its data path did not come round although it had something to do.
+    pub fn stuck_for(&self) -> Duration {
+        self.progress().stuck_for()
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wake_waiters(&self) {
@@ -183,15 +195,21 @@ impl Handler for PeerHandler {
     }
 
     fn event(&self, event: Event) {
-        if let Event::Function { function, state } = event {
-            if let Some(function) = self.0.function(function) {
-                log::info!(
-                    "{} is {}",
-                    function.config.name,
-                    Life::Served(state).as_str()
-                );
-                function.set_life(Life::Served(state));
+        match event {
+            Event::Function { function, state } => {
+                if let Some(function) = self.0.function(function) {
+                    log::info!(
+                        "{} is {}",
+                        function.config.name,
+                        Life::Served(state).as_str()
+                    );
+                    function.set_life(Life::Served(state));
+                }
             }
+            Event::Heartbeat {
+                progress, backlog, ..
+            } => self.0.progress().heard(progress, backlog, Instant::now()),
+            Event::ConfigChanged { .. } => {}
         }
     }
 

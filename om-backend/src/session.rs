@@ -121,6 +121,11 @@ impl Session {
         self.fabric.last_heard().elapsed()
     }
 
+    /// How long its data path did not come round although it had something to do.
+    pub fn stuck_for(&self) -> Duration {
+        self.peer.stuck_for()
+    }
+
     /// The connection, for questions from other threads.
     pub fn fabric(&self) -> Arc<dyn Fabric> {
         self.fabric.clone()

@@ -39,11 +39,16 @@ fn managed(dir: &Path, script: &str) -> Config {
 
 /// A configuration whose EM works.
 fn working(dir: &Path) -> Config {
+    playing(dir, "fine")
+}
+
+/// A configuration whose EM does; its data path is `fine` or `stuck`.
+fn playing(dir: &Path, progress: &str) -> Config {
     let own = std::env::current_exe().unwrap();
     managed(
         dir,
         &format!(
-            "FAKE_EM_OM=\"$2\" FAKE_EM_NAME=\"$4\" exec {} --exact plays_an_em --nocapture",
+            "FAKE_EM_PROGRESS={progress} FAKE_EM_OM=\"$2\" FAKE_EM_NAME=\"$4\" exec {} --exact plays_an_em --nocapture",
             own.display()
         ),
     )
@@ -110,6 +115,29 @@ fn a_silent_em_is_replaced() {
     });
     let reason = second.reason.unwrap();
     assert!(reason.starts_with("was silent for "), "{reason}");
+}
+
+#[test]
+fn an_em_whose_data_path_stands_still_with_work_is_replaced() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let busy = Om::start(working(other.path())).unwrap();
+    let healthy = wait_em(&busy, "up", |em| em.state == "up");
+    let om = Om::start(playing(dir.path(), "stuck")).unwrap();
+    let first = wait_em(&om, "up", |em| em.state == "up");
+    let second = wait_em(&om, "up again", |em| {
+        em.state == "up" && em.pid != first.pid
+    });
+    let reason = second.reason.unwrap();
+    assert!(
+        reason.starts_with("its data path was stuck for "),
+        "{reason}"
+    );
+    assert!(!runs(&first));
+    let same = wait_em(&busy, "up", |em| em.state == "up");
+    assert_eq!(
+        same.pid, healthy.pid,
+        "one that is busy and comes round stays"
+    );
 }
 
 #[test]

@@ -383,12 +383,6 @@ impl NetDevice {
             .min()
     }
 
-    /// Whether work is known that was not done.
-    pub fn has_backlog(&self, links: &Links) -> bool {
-        self.queues.iter().any(|queue| queue.blocked.is_some())
-            || links.iter().any(|link| link.blocked.is_some())
-    }
-
     /// A snapshot of the counters.
     pub fn stats(&self) -> FunctionStats {
         FunctionStats {

@@ -50,7 +50,6 @@ pub(super) struct Shared {
     pub(super) timer: OwnedFd,
     pub(super) asleep: AtomicBool,
     progress: AtomicU64,
-    backlog: AtomicBool,
 }
 
 impl Shared {
@@ -70,12 +69,12 @@ impl Shared {
     /// Notes a round that found work.
     pub(super) fn worked(&self, state: &mut State) {
         state.bursts += 1;
-        self.progress.store(state.bursts, Ordering::Relaxed);
+        self.came_round();
     }
 
-    /// Notes that a round found nothing it could do.
-    pub(super) fn idle(&self, state: &State) {
-        self.backlog.store(state.has_backlog(), Ordering::Relaxed);
+    /// Notes that the data path came round.
+    pub(super) fn came_round(&self) {
+        self.progress.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Sets the timer to the next deadline. Answers whether that worked.
@@ -116,7 +115,7 @@ impl Shared {
                 self.worked(state);
                 continue;
             }
-            self.idle(state);
+            self.came_round();
             // Something came in between: no progress was made, but the next round will.
             if state.arm() {
                 state.disarm();
@@ -155,7 +154,6 @@ impl Handle {
             )?,
             asleep: AtomicBool::new(false),
             progress: AtomicU64::new(0),
-            backlog: AtomicBool::new(false),
         });
         let worker = Worker::new(shared.clone(), inbox, poll);
         std::thread::Builder::new()
@@ -209,12 +207,12 @@ impl Handle {
         self.shared.asleep.load(Ordering::Relaxed)
     }
 
-    /// Bursts of work done, and whether work is known that was not done; for the heartbeat.
+    /// For the heartbeat: a count that grows as long as the data path comes round, and whether it has something
+    /// to do, that is, nobody sleeps or has just looked. Awake without coming round it is stuck. A worker that
+    /// waits for a peer to make room or for a guest's buffers sleeps.
     pub fn progress(&self) -> (u64, bool) {
         let shared = &self.shared;
-        (
-            shared.progress.load(Ordering::Relaxed),
-            shared.backlog.load(Ordering::Relaxed),
-        )
+        let awake = !shared.asleep.load(Ordering::Relaxed) || shared.try_lock().is_none();
+        (shared.progress.load(Ordering::Relaxed), awake)
     }
 }

@@ -110,12 +110,6 @@ impl State {
             .chain(self.rdma.values().filter_map(|f| f.deadline(now)))
             .min()
     }
-
-    fn has_backlog(&self) -> bool {
-        self.functions
-            .values()
-            .any(|f| f.device.has_backlog(&f.links))
-    }
 }
 
 #[cfg(test)]

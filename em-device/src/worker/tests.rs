@@ -261,3 +261,33 @@ fn ten_thousand_tasks_from_two_threads_all_run() {
     });
     assert_eq!(total.load(Ordering::Relaxed), 10_000);
 }
+
+#[test]
+fn a_worker_that_sleeps_is_at_rest_and_one_that_does_not_come_round_is_not() {
+    let handle = Handle::start(Duration::from_micros(50)).unwrap();
+    let end = Instant::now() + Duration::from_secs(20);
+    while handle.progress().1 {
+        assert!(Instant::now() < end, "it never sleeps");
+        std::thread::yield_now();
+    }
+    let (entered, inside) = mpsc::channel();
+    let (leave, wait) = mpsc::channel::<()>();
+    let stuck = handle.clone();
+    let task = std::thread::spawn(move || {
+        stuck.run(move |_| {
+            entered.send(()).unwrap();
+            let _ = wait.recv();
+        })
+    });
+    inside.recv().unwrap();
+    let (before, awake) = handle.progress();
+    assert!(awake);
+    assert_eq!(handle.progress(), (before, true));
+    drop(leave);
+    task.join().unwrap();
+    while handle.progress().1 {
+        assert!(Instant::now() < end, "it never sleeps again");
+        std::thread::yield_now();
+    }
+    assert!(handle.progress().0 > before);
+}

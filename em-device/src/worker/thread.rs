@@ -53,7 +53,7 @@ impl Worker {
                 continue;
             }
             idle_since = None;
-            shared.idle(&state);
+            shared.came_round();
             shared.asleep.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             // The last look: queues and wires in `arm`, tasks by trying one.

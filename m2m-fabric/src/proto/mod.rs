@@ -79,10 +79,11 @@ pub enum Event {
     Heartbeat {
         /// Counts up by one each.
         sequence: u64,
-        /// Data-path progress: bursts of work done since start. A value that stands still although
-        /// `backlog` is set tells a stuck data path from an idle one.
+        /// Data-path progress: grows whenever the data path comes round. A value that stands still
+        /// although `backlog` is set tells a stuck data path from an idle one.
         progress: u64,
-        /// Whether the data path knows of work it has not done.
+        /// Whether the data path has something to do. False while it sleeps, also when it waits for
+        /// somebody else: a peer to make room, a guest to offer buffers.
         backlog: bool,
     },
     /// EM → OM: a function's life cycle went on.

@@ -5,7 +5,7 @@ use crate::function::{Function, Life};
 use crate::peer::{Binding, Introduction};
 use crate::session::Session;
 use crate::supervisor::process::{Process, describe_exit};
-use crate::supervisor::{INTRODUCTION, LAST_WORDS, SILENCE};
+use crate::supervisor::{INTRODUCTION, LAST_WORDS, SILENCE, STUCK};
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Instant;
@@ -54,16 +54,23 @@ impl Conductor {
         }
     }
 
-    /// Looks after EMs that fell silent, never came, or do not end.
+    /// Looks after EMs that fell silent, are stuck, never came, or do not end.
     pub(super) fn tick(&mut self, now: Instant) {
         for em in 0..self.ems.len() {
             let Some(e) = self.ems.get_mut(em) else {
                 continue;
             };
             if let Some(session) = &e.session {
-                let silence = session.silent_for();
-                if silence > SILENCE {
-                    let reason = format!("was silent for {:.1} s", silence.as_secs_f64());
+                let (silence, stuck) = (session.silent_for(), session.stuck_for());
+                let reason = if silence > SILENCE {
+                    Some(format!("was silent for {:.1} s", silence.as_secs_f64()))
+                } else if stuck > STUCK {
+                    let seconds = stuck.as_secs_f64();
+                    Some(format!("its data path was stuck for {seconds:.1} s"))
+                } else {
+                    None
+                };
+                if let Some(reason) = reason {
                     e.kill(reason.clone());
                     self.lost(em, &reason);
                 }

@@ -1,10 +1,11 @@
-//! Keeps EM processes running: starts them, notices when they end or fall silent, and starts them
-//! again after a pause.
+//! Keeps EM processes running: starts them, notices when they end, fall silent or get stuck, and starts
+//! them again after a pause.
 //!
 //! [`Supervised`] is one EM's record; the OM's own thread (see [`crate::conductor`]) drives it.
 
 pub mod backoff;
 pub mod process;
+pub mod progress;
 
 use crate::session::Session;
 use backoff::Backoff;
@@ -13,6 +14,9 @@ use std::time::{Duration, Instant};
 
 /// An EM that says nothing for this long is replaced.
 pub const SILENCE: Duration = Duration::from_secs(3);
+/// An EM whose data path has something to do and does not come round for this long is replaced. More
+/// than a disk or a busy host holds up a thread.
+pub const STUCK: Duration = Duration::from_secs(10);
 /// An EM that was started has this long to introduce itself.
 pub const INTRODUCTION: Duration = Duration::from_secs(10);
 /// An EM whose connection ended has this long to end too, so that its exit status tells why.

@@ -30,6 +30,7 @@ pub(crate) enum Told {
 struct Ears {
     told: Mutex<Sender<Told>>,
     functions: Mutex<Vec<u32>>,
+    rounds: Mutex<u64>,
 }
 
 impl Ears {
@@ -59,6 +60,15 @@ impl Handler for Ears {
         if !matches!(event, Event::Heartbeat { .. }) {
             self.tell(Told::Event(event));
         }
+    }
+
+    fn heartbeat(&self) -> (u64, bool) {
+        let mut rounds = self.rounds.lock().unwrap();
+        match std::env::var("FAKE_EM_PROGRESS").as_deref() {
+            Ok("stuck") => {}
+            _ => *rounds += 1,
+        }
+        (*rounds, true)
     }
 
     fn register_read(&self, _address: u32) -> u32 {
@@ -112,6 +122,7 @@ impl FakeEm {
         let ears = Ears {
             told: Mutex::new(sender),
             functions: Mutex::new(Vec::new()),
+            rounds: Mutex::new(0),
         };
         let fabric = m2m_fabric::local::connect(socket, Arc::new(ears)).unwrap();
         let hello = Hello {
