@@ -101,6 +101,12 @@ impl Em {
         }
     }
 
+    /// Ends [`Em::wait`] when called, from any thread.
+    pub fn stopper(&self) -> impl Fn() + Send + 'static {
+        let shared = self.shared.clone();
+        move || shared.set_phase(Phase::Stop)
+    }
+
     /// Ends all functions in order.
     pub fn stop(self) {
         // The reply to the OM's request is on its way; it is not cut off.

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use clap::Parser;
 use em_device::em::{Em, Settings};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 /// Serves the functions that an OM gives it.
 #[derive(Debug, Parser)]
@@ -30,15 +32,34 @@ fn main() -> ExitCode {
         om: arguments.om,
         poll: Duration::from_micros(arguments.poll_us),
     };
-    match Em::start(&settings) {
-        Ok(em) => {
-            em.wait();
-            em.stop();
-            ExitCode::SUCCESS
-        }
+    match run(&settings) {
+        Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("em: {e}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn run(settings: &Settings) -> Result<(), Box<dyn std::error::Error>> {
+    // Before anything is open that a signal must not cut short, as a capture file.
+    let mut signals = Signals::new([SIGTERM, SIGINT])?;
+    let em = Em::start(settings)?;
+    let stopper = em.stopper();
+    std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            if let Some(signal) = signals.forever().next() {
+                let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
+                log::info!("{name}: ending in order");
+                stopper();
+                // Whoever asks twice does not want to wait for the order.
+                if signals.forever().next().is_some() {
+                    std::process::exit(1);
+                }
+            }
+        })?;
+    em.wait();
+    em.stop();
+    Ok(())
 }

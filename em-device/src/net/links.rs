@@ -5,6 +5,7 @@ use super::queue::drop_reason;
 use crate::flow::l2::MAX_LINKS;
 use crate::flow::{L2Header, LinkSet, MacTable};
 use crate::frame::Frame;
+use crate::port::finish::FinishPort;
 use crate::port::{Port, TxError};
 use m2m_fabric::proto::LinkStats;
 use std::time::Instant;
@@ -50,7 +51,7 @@ impl Link {
     pub fn new(id: u32, port: Box<dyn Port>, peer: Option<Mac>) -> Self {
         Self {
             id,
-            port,
+            port: FinishPort::around(port),
             peer,
             blocked: None,
             segments_done: 0,
@@ -244,5 +245,6 @@ fn reason(error: TxError) -> &'static str {
         TxError::Full => drop_reason::PORT_FULL,
         TxError::TooLong => drop_reason::PORT_REFUSED,
         TxError::Down => drop_reason::LINK_DOWN,
+        TxError::Malformed => drop_reason::BAD_OFFLOAD,
     }
 }

@@ -10,6 +10,7 @@
 
 mod counters;
 pub mod fault;
+pub mod finish;
 pub mod loopback;
 pub mod null;
 pub mod open;
@@ -35,6 +36,9 @@ pub enum TxError {
     /// The port has no carrier. Counted as a drop.
     #[error("the port is down")]
     Down,
+    /// The frame has to be finished and is not what its offload facts say.
+    #[error("the frame is not what its offload facts say")]
+    Malformed,
 }
 
 /// What a sink did with a frame.
@@ -102,6 +106,6 @@ pub trait Port: Send {
     fn stats(&self) -> LinkStats;
 
     /// Whether the port takes frames with unfinished checksums and frames to be segmented. For one
-    /// that does not, the sender finishes frames first (see [`crate::offload`]).
+    /// that does not, [`finish::FinishPort`] finishes frames first.
     fn accepts_offloads(&self) -> bool;
 }

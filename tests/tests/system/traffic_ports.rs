@@ -1,11 +1,13 @@
 //! Ports other than the wire between two functions.
 
 use crate::fixture::{Pair, flow};
-use distdpu_tests::dpu::{Dpu, Net, mac};
+use distdpu_tests::dpu::{Dpu, Net, config, mac, program};
 use distdpu_tests::packet::{Flow, judge, payload};
 use distdpu_tests::time::{QUIET, SOON, wait_for};
 use distdpu_tests::virtio_net::features::PLAIN;
 use distdpu_tests::virtio_net::{Guest, Setup, VirtioNet};
+use rustix::process::{Pid, Signal, kill_process};
+use std::process::Command;
 
 fn single(port: &'static str) -> (Dpu, VirtioNet) {
     let net = Net {
@@ -84,4 +86,42 @@ fn a_capture_has_the_frames_of_both_directions() {
     assert!(magic == 0xa1b2_c3d4 || magic == 0xa1b2_3c4d, "{magic:#x}");
     let first = flow(0, 1).frame(60, 0);
     assert_eq!(bytes[40..100], first.frame[..], "the first frame");
+}
+
+#[test]
+fn a_capture_is_whole_when_its_em_is_asked_to_end() {
+    let net = Net {
+        port: Some("{ loopback = true }"),
+        capture: Some("net0.pcap"),
+        ..Net::default()
+    };
+    // Started by the test: an EM that the OM starts again empties the file.
+    let dpu = Dpu::with_config(0, |directory| {
+        let name = "name = \"em0\"\n";
+        config(directory, &[net]).replacen(name, &format!("{name}managed = false\n"), 1)
+    })
+    .unwrap();
+    let mut em = Command::new(program("em").unwrap())
+        .arg("--om")
+        .arg(dpu.directory().join("m2m.sock"))
+        .args(["--name", "em0"])
+        .spawn()
+        .unwrap();
+    wait_for("the EM", SOON, || {
+        let state = dpu.ctl(&["functions"]).ok()?["functions"][0]["state"].clone();
+        (state == "waiting").then_some(())
+    })
+    .unwrap();
+    let mut driver = VirtioNet::open(&dpu.socket(0), Guest::default()).unwrap();
+    driver.start(Setup::default()).unwrap();
+    let own = Flow::new(mac(0), mac(0));
+    for n in 0..200 {
+        driver.send(&own.frame(1000, n)).unwrap();
+        driver.receive().unwrap();
+    }
+    kill_process(Pid::from_child(&em), Signal::TERM).unwrap();
+    let status = em.wait().unwrap();
+    assert_eq!(status.code(), Some(0), "{status}");
+    let bytes = std::fs::read(dpu.directory().join("net0.pcap")).unwrap();
+    assert_eq!(bytes.len(), 24 + 400 * 1016, "each frame out and in");
 }
