@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use serde_json::json;
 
 /// Nanoseconds a lookup, one per round.
+#[derive(Clone)]
 pub(crate) struct Samples(pub(crate) Vec<f64>);
 
 impl Samples {
