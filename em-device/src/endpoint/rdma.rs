@@ -51,7 +51,7 @@ impl RdmaData {
         let doorbells = Arc::new(Doorbells::default());
         let device = Device::new(spec.clone(), own, irqs, doorbells.clone());
         let wires = Wires::new(own, asker(&seat)?);
-        let mut function = RdmaFunction::new(id, device, wires, table.reader());
+        let mut function = RdmaFunction::new(id, device, doorbells.clone(), wires, table.reader());
         function.addresses_changed();
         seat.worker
             .run(move |state| state.rdma.insert(id, function))
@@ -92,20 +92,24 @@ impl RdmaData {
                 Ok(command) => self.execute_one(command),
                 Err(why) => {
                     log::debug!("function {}: {why}", self.seat.id);
-                    command::refuse(why, &self.memory.pin());
+                    command::mailbox::refuse(why, &self.memory.pin());
                 }
             }
         }
     }
 
     fn execute_one(&self, command: Command) {
-        let to = Device::destination(&command);
-        let path = to.and_then(|to| resolve(&self.seat.om, self.seat.id, &to));
+        let command = Arc::new(command);
+        let asked = command.clone();
+        let to = self.on_function(move |f| f.with(|device, _| device.destination(&asked)));
+        let path = to
+            .flatten()
+            .and_then(|to| resolve(&self.seat.om, self.seat.id, &to));
         let outcome = self.on_function(move |function| {
             let outcome = function.with(|device, cx| {
                 let output = device.execute(&command, path, cx);
                 command::finish_command(&command, &output, cx.memory);
-                device.command_done(command.slot, cx);
+                device.command_done(command.slot, cx.memory);
                 let gids: Vec<_> = std::iter::from_fn(|| device.take_gid_change()).collect();
                 (device.running(), gids)
             });

@@ -10,8 +10,8 @@ use crate::port::{Port, RxSink, TxError};
 use crate::testing::{BASE, Driver, LAYOUT, Memory, WRITE, signals};
 use m2m_fabric::proto::{LinkStats, VirtioNetSpec};
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// Where the driver's buffers lie.

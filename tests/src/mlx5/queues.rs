@@ -305,10 +305,14 @@ impl Qp {
         Ok(self.doorbell)
     }
 
-    /// What the driver's own queue is after a reset.
-    pub fn forget(&mut self) {
+    /// What a driver does to its queues when it resets the queue pair.
+    ///
+    /// # Errors
+    /// The memory cannot be written.
+    pub fn forget(&mut self) -> Result<()> {
         self.sent = 0;
         self.received = 0;
+        self.memory.write(self.record, &[0; 8])
     }
 }
 

@@ -53,11 +53,9 @@ impl<F: Front> Qp<F> {
                 self.acknowledge(psn::add(at, 1), sh, cx);
                 return;
             }
-            Verdict::Atomic(value) => {
-                if self.store_atomic(at, value, sh, cx) {
-                    self.acknowledge(psn::add(at, 1), sh, cx);
-                    return;
-                }
+            Verdict::Atomic(value) if self.store_atomic(at, value, sh, cx) => {
+                self.acknowledge(psn::add(at, 1), sh, cx);
+                return;
             }
             _ => {}
         }
@@ -121,6 +119,10 @@ impl<F: Front> Qp<F> {
             r.unknown = None;
             // After going back, the answer may be to the first attempt.
             while let Some(flight) = r.flight.get(r.cursor) {
+                if flight.psns == 0 && flight.fate == Fate::Done {
+                    r.cursor += 1;
+                    continue;
+                }
                 if flight.psns == 0 || psn::since(until, flight.psn) <= 0 {
                     break;
                 }

@@ -2,8 +2,9 @@
 
 use super::Context;
 use super::memory::{Cursor, Fault, Part};
+use super::payload::Gather;
 use super::qp::{Qp, Taken};
-use super::requester::{Fate, Gather, Step};
+use super::requester::{Fate, Step};
 use super::responder::{Failure, measure};
 use super::tables::Shared;
 use crate::rdma::packet::{

@@ -4,11 +4,13 @@
 //! endpoint brings it packets and gives it turns. It knows nothing of a driver's formats (its queues
 //! are the front end's types) and nothing of how packets travel ([`super::packet::Fabric`]).
 
+mod access;
 mod answers;
 mod counters;
 mod datagram;
 mod memory;
 mod modify;
+mod payload;
 mod psn;
 mod qp;
 mod requester;
@@ -132,6 +134,8 @@ pub struct Engine<F: Front> {
     timers: timers::Timers,
     /// Whether all of [`Self::ready`] wait for room in the fabric or for a route.
     blocked: bool,
+    /// Until when READs that were given up may still be done by a peer.
+    linger_until: Option<Instant>,
 }
 
 impl<F: Front> Engine<F> {
@@ -143,6 +147,7 @@ impl<F: Front> Engine<F> {
             ready: VecDeque::new(),
             timers: timers::Timers::default(),
             blocked: false,
+            linger_until: None,
         }
     }
 
@@ -269,6 +274,7 @@ impl<F: Front> Engine<F> {
     pub fn remove_qp(&mut self, num: QpNum) -> Result<(), Refused> {
         let qp = self.qps.remove(num.0).ok_or(Refused::Unknown)?;
         self.shared.in_flight -= qp.requester.flight.len();
+        self.shared.lingers |= qp.requester.reads != 0;
         let srq = match qp.receive_from {
             ReceiveFrom::Shared(srq) => Some(srq),
             _ => None,
@@ -281,9 +287,10 @@ impl<F: Front> Engine<F> {
         Ok(())
     }
 
-    /// Whether requests are under way: peers may be using this function's memory.
+    /// Whether requests are under way: peers may be using this function's memory. After READs that
+    /// were given up without an answer, which a peer may still do, this stays so for half a second.
     pub fn has_outstanding(&self) -> bool {
-        self.shared.in_flight != 0
+        self.shared.in_flight != 0 || self.shared.lingers || self.linger_until.is_some()
     }
 
     /// The next news.

@@ -201,6 +201,7 @@ impl<F: Front> Qp<F> {
             let done = flight.done();
             self.complete_send(flight.request.cookie, done, Status::Flushed, sh, cx);
         }
+        sh.lingers |= self.requester.reads != 0;
         self.requester.stop();
         self.answer_timer.due = None;
         self.pause_timer.due = None;
@@ -253,6 +254,7 @@ impl<F: Front> Qp<F> {
     /// To [`QpState::Reset`]: forgets all work.
     pub(super) fn reset(&mut self, sh: &mut Shared<F>) {
         sh.in_flight -= self.requester.flight.len();
+        sh.lingers |= self.requester.reads != 0;
         self.state = QpState::Reset;
         self.attributes = Attributes::default();
         self.draining = false;

@@ -1,16 +1,15 @@
 //! Requester: from the send queue to packets.
 
-use super::memory::{self, Fault, Part};
+use super::payload::{Gather, action};
 use super::psn;
 use super::qp::Qp;
 use super::tables::Shared;
 use super::{Context, Notice};
-use crate::rdma::packet::{Action, Body, MAX_INLINE, MAX_PAYLOAD, NotSent, Payload, Request, Tail};
+use crate::rdma::packet::{Body, MAX_INLINE, NotSent, Payload, Request};
 use crate::rdma::verbs::{
-    Data, Done, Front, MAX_SGE, Next, Operation, QpState, RegionChange, Rights, SendQueue, Service,
-    Status, WorkRequest,
+    Data, Done, Front, MAX_SGE, Next, Operation, QpState, RegionChange, SendQueue, Service, Status,
+    WorkRequest,
 };
-use dot_iommu::Access;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -48,7 +47,7 @@ pub(super) struct Flight {
     /// PSNs; 0 of a request that sends nothing.
     pub(super) psns: u32,
     /// Bytes.
-    len: u32,
+    pub(super) len: u32,
     pub(super) fate: Fate,
 }
 
@@ -326,19 +325,7 @@ impl<F: Front> Qp<F> {
                 r.cursor += 1;
                 return Step::Done;
             }
-            Operation::Register(change) => {
-                let region = sh.regions.get(change.key.0 >> 8);
-                // Requests under way may have to look at the region again.
-                if cursor != 0 && region.is_some_and(|region| region.valid) {
-                    return Step::Wait;
-                }
-                let own = region.is_some_and(|region| region.pd == self.pd);
-                flight.fate = register(sh, change, own);
-                if flight.fate == Fate::Done {
-                    r.cursor += 1;
-                }
-                return Step::Done;
-            }
+            Operation::Register(_) => return self.step_register(sh),
             _ => {}
         }
         if r.offset == 0 && flight.is_read() && r.reads >= self.attributes.max_reads {
@@ -351,6 +338,30 @@ impl<F: Front> Qp<F> {
             return self.send_datagram(sh, cx);
         }
         self.send_packet(sh, cx)
+    }
+
+    /// Changes a region when its turn has come.
+    fn step_register(&mut self, sh: &mut Shared<F>) -> Step {
+        let r = &mut self.requester;
+        let mut before = r.flight.iter().take(r.cursor);
+        let under_way = before.any(|flight| flight.fate == Fate::Pending);
+        let Some(flight) = r.flight.get_mut(r.cursor) else {
+            return Step::Wait;
+        };
+        let Operation::Register(change) = &flight.request.operation else {
+            return Step::Wait;
+        };
+        let region = sh.regions.get(change.key.0 >> 8);
+        // Requests under way may have to look at the region again.
+        if under_way && region.is_some_and(|region| region.valid) {
+            return Step::Wait;
+        }
+        let own = region.is_some_and(|region| region.pd == self.pd);
+        flight.fate = register(sh, change, own);
+        if flight.fate == Fate::Done {
+            r.cursor += 1;
+        }
+        Step::Done
     }
 
     /// Sends the next packet of the request at the cursor.
@@ -528,123 +539,4 @@ fn count<F: Front>(flight: &Flight, sh: &mut Shared<F>) {
     };
     *messages += 1;
     *bytes += len;
-}
-
-/// What the packet at `offset` of a message asks for.
-#[inline]
-fn action(flight: &Flight, offset: u32, last: bool) -> (Action, Tail) {
-    let at = u64::from(offset);
-    let total = flight.len;
-    match flight.request.operation {
-        Operation::Send {
-            immediate,
-            invalidate,
-        } => {
-            let tail = match (immediate, invalidate) {
-                (Some(value), _) if last => Tail::Immediate(value),
-                (None, Some(key)) if last => Tail::Invalidate(key),
-                _ => Tail::Plain,
-            };
-            (Action::Send, tail)
-        }
-        Operation::Write {
-            addr,
-            key,
-            immediate,
-        } => {
-            let addr = addr.wrapping_add(at);
-            let tail = match immediate {
-                Some(value) if last => Tail::Immediate(value),
-                _ => Tail::Plain,
-            };
-            (Action::Write { addr, key, total }, tail)
-        }
-        Operation::Read { addr, key } => {
-            let addr = addr.wrapping_add(at);
-            (Action::Read { addr, key, total }, Tail::Plain)
-        }
-        Operation::CompareSwap {
-            addr,
-            key,
-            compare,
-            swap,
-        } => {
-            let action = Action::CompareSwap {
-                addr,
-                key,
-                compare,
-                swap,
-            };
-            (action, Tail::Plain)
-        }
-        Operation::FetchAdd { addr, key, add } => {
-            (Action::FetchAdd { addr, key, add }, Tail::Plain)
-        }
-        // These send nothing.
-        Operation::Register(_) | Operation::Nop => (Action::Send, Tail::Plain),
-    }
-}
-
-/// Where a packet's payload comes from.
-pub(super) struct Gather {
-    pub(super) pd: crate::rdma::verbs::Pd,
-    /// Bytes of the message before the packet.
-    pub(super) offset: u32,
-    /// log₂ of the MTU.
-    pub(super) shift: u32,
-    /// Up to how many bytes are copied.
-    pub(super) copied: u32,
-}
-
-impl Gather {
-    /// The payload of the next packet, and its bytes.
-    #[inline]
-    pub(super) fn payload<F: Front>(
-        &self,
-        flight: &Flight,
-        sh: &Shared<F>,
-        cx: &Context<'_>,
-    ) -> Result<(Payload, u32), Status> {
-        let left = flight.len.saturating_sub(self.offset);
-        let sges = match &flight.request.data {
-            Data::Inline(bytes) => {
-                let bytes = bytes.get(self.offset as usize..).unwrap_or_default();
-                return Ok((Payload::Inline(SmallVec::from_slice(bytes)), left));
-            }
-            Data::Gather(sges) => sges,
-        };
-        let stores = flight.is_read();
-        let mut len = left.min(MAX_PAYLOAD);
-        let part = Part {
-            regions: &sh.regions,
-            pd: self.pd,
-            sges,
-            skip: u64::from(self.offset),
-            len: u64::from(len),
-            needed: Rights::LOCAL_WRITE.when(stores),
-            access: if stores { Access::Write } else { Access::Read },
-        };
-        let status = |_: Fault| Status::LocalProtection;
-        if flight.is_atomic() {
-            // The old value comes in the answer; that it can be stored is known before.
-            part.walk(cx.memory, |_| Ok(())).map_err(status)?;
-            return Ok((Payload::Inline(SmallVec::new()), left));
-        }
-        if !stores && left <= self.copied {
-            let mut bytes = SmallVec::new();
-            part.read(cx.memory, &mut bytes).map_err(status)?;
-            return Ok((Payload::Inline(bytes), left));
-        }
-        let mut segments = SmallVec::new();
-        let found = part.locate(cx.memory, &mut segments).map_err(status)?;
-        if found < left {
-            // Only a message's last packet ends within an MTU.
-            len = found >> self.shift << self.shift;
-            if len == 0 {
-                return Err(Status::LocalProtection);
-            }
-            memory::truncate(&mut segments, found, len);
-        }
-        Ok((Payload::Segments(segments), len))
-    }
 }

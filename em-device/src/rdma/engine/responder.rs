@@ -1,6 +1,7 @@
 //! Responder: checks an incoming request and does it.
 
-use super::memory::{Cursor, Fault, Part, walk};
+use super::access::RemoteAccess;
+use super::memory::{Cursor, Fault, Part};
 use super::psn;
 use super::qp::{Qp, Taken};
 use super::tables::Shared;
@@ -9,13 +10,12 @@ use crate::rdma::packet::{
     Action, MAX_INLINE, MAX_PAYLOAD, MAX_SEGMENTS, Payload, Request, Tail, Verdict,
 };
 use crate::rdma::verbs::{
-    Denied, Done, Front, MemKey, Next, Peer, QpNum, QpState, ReceiveFrom, ReceiveQueue, Rights,
-    Service, Status,
+    Done, Front, MemKey, Next, Peer, QpNum, QpState, ReceiveFrom, ReceiveQueue, Rights, Service,
+    Status,
 };
 use dot_iommu::Access;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
-use vm_memory::VolatileMemory;
+use std::sync::atomic::Ordering;
 
 /// Old values of atomics that are kept for requests that come again.
 const ATOMICS: usize = 128;
@@ -52,9 +52,9 @@ pub(super) enum Message {
 pub(super) struct Responder {
     /// PSN expected next.
     pub(super) expected: u32,
-    message: Message,
+    pub(super) message: Message,
     /// A receive that was taken for a message that did not come to its end.
-    held: Option<Taken>,
+    pub(super) held: Option<Taken>,
     /// The requester was told to send again from the PSN expected.
     told: bool,
     /// Answers that were not sent, in order.
@@ -464,7 +464,8 @@ impl<F: Front> Qp<F> {
         }
     }
 
-    fn received(
+    /// Completes a receive.
+    pub(super) fn received(
         &mut self,
         taken: &Taken,
         done: Done,
@@ -484,163 +485,4 @@ impl<F: Front> Qp<F> {
             Err(Verdict::Operation.into())
         }
     }
-
-    fn accessed(
-        &mut self,
-        peer: Peer,
-        request: &Request,
-        access: RemoteAccess,
-        sh: &mut Shared<F>,
-        cx: &mut Context<'_>,
-    ) -> Result<Verdict, Failure> {
-        let RemoteAccess {
-            read,
-            addr,
-            key,
-            total,
-            len,
-        } = access;
-        let needed = if read {
-            Rights::REMOTE_READ
-        } else {
-            Rights::REMOTE_WRITE
-        };
-        let (left, total) = match self.responder.message {
-            Message::Access { left, total, .. } => (left, total),
-            _ => (total, total),
-        };
-        let complete = if request.last {
-            len == left
-        } else {
-            len < left
-        };
-        if !complete || read && self.attributes.max_dest_reads == 0 {
-            return Err(Verdict::InvalidRequest.into());
-        }
-        if !self.attributes.remote_rights.allow(needed) {
-            return Err(Verdict::Access.into());
-        }
-        if request.first && total != 0 {
-            check(
-                sh.regions
-                    .check(key, self.pd, addr, u64::from(total), needed),
-            )?;
-        }
-        // Immediate data needs a receive, and finding none leaves everything as it was.
-        let taken = match request.tail {
-            Tail::Immediate(value) if !read => Some((self.take_receive(sh, cx)?, value)),
-            _ => None,
-        };
-        let copied = if len == 0 {
-            Ok(())
-        } else {
-            let whole = u64::from(len);
-            let region = sh.regions.check(key, self.pd, addr, whole, needed);
-            let fabric = &*cx.fabric;
-            region.map_err(Fault::from).and_then(|region| {
-                if read {
-                    let mut to = Cursor::new(&request.payload, fabric, peer, Access::Write);
-                    walk(cx.memory, region, addr, whole, Access::Read, |span| {
-                        to.drain(span)
-                    })
-                } else {
-                    let mut from = Cursor::new(&request.payload, fabric, peer, Access::Read);
-                    walk(cx.memory, region, addr, whole, Access::Write, |span| {
-                        from.fill(span)
-                    })
-                }
-            })
-        };
-        if let Err(fault) = copied {
-            let taken = taken.map(|(taken, _)| taken);
-            let verdict = match fault {
-                Fault::PeerUnknown => {
-                    self.responder.held = taken;
-                    return Err(Failure::Again(Verdict::MemoryUnknown));
-                }
-                Fault::PeerRange => Verdict::InvalidRequest,
-                Fault::Denied(_) => Verdict::Access,
-                Fault::Unmapped => Verdict::Operation,
-            };
-            let failed = taken.map(|taken| (taken, Status::LocalAccess));
-            return Err(Failure::Fatal(verdict, failed));
-        }
-        self.responder.message = if request.last {
-            Message::None
-        } else {
-            Message::Access {
-                read,
-                next: addr.wrapping_add(u64::from(len)),
-                key,
-                left: left - len,
-                total,
-            }
-        };
-        let (packets, bytes) = if read {
-            let counters = &mut sh.counters;
-            (&mut counters.served_reads, &mut counters.served_read_bytes)
-        } else {
-            let counters = &mut sh.counters;
-            (
-                &mut counters.served_writes,
-                &mut counters.served_write_bytes,
-            )
-        };
-        *packets += u64::from(request.last);
-        *bytes += u64::from(len);
-        match taken {
-            Some((taken, value)) => {
-                let done = Done::ReceiveWriteImmediate(value);
-                self.received(&taken, done, total, request.solicited, sh, cx)
-            }
-            None => Ok(Verdict::Done),
-        }
-    }
-
-    fn atomic(
-        &mut self,
-        addr: u64,
-        key: MemKey,
-        sh: &mut Shared<F>,
-        cx: &mut Context<'_>,
-        operation: impl FnOnce(&AtomicU64) -> u64,
-    ) -> Result<Verdict, Failure> {
-        if addr % 8 != 0 || self.attributes.max_dest_reads == 0 {
-            return Err(Verdict::InvalidRequest.into());
-        }
-        let needed = Rights::REMOTE_ATOMIC;
-        if !self.attributes.remote_rights.allow(needed) {
-            return Err(Verdict::Access.into());
-        }
-        let region = sh.regions.check(key, self.pd, addr, 8, needed);
-        let region = check(region)?;
-        // 8 aligned bytes are in one page, which may be aligned differently than its address.
-        let span = region
-            .pieces(addr, 8)
-            .next()
-            .filter(|(_, run)| *run == 8)
-            .and_then(|(bus, run)| cx.memory.translate(bus, run, Access::ReadWrite).ok())
-            .ok_or(Verdict::Operation)?;
-        let slice = span.as_volatile_slice();
-        let memory = slice
-            .get_atomic_ref::<AtomicU64>(0)
-            .map_err(|_| Verdict::Operation)?;
-        sh.counters.served_atomics += 1;
-        Ok(Verdict::Atomic(operation(memory)))
-    }
-}
-
-/// What an RDMA WRITE or READ asks for.
-#[derive(Debug, Clone, Copy)]
-struct RemoteAccess {
-    read: bool,
-    addr: u64,
-    key: MemKey,
-    total: u32,
-    /// Of this packet.
-    len: u32,
-}
-
-fn check<T>(checked: Result<T, Denied>) -> Result<T, Failure> {
-    checked.map_err(|_| Failure::from(Verdict::Access))
 }

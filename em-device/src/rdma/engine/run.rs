@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 const BACKLOG: usize = 4096;
 /// How soon those that wait for room or a route try again by themselves.
 const BLOCKED: Duration = Duration::from_millis(1);
+/// How long a READ that was given up may still be done by a peer.
+const LINGER: Duration = Duration::from_millis(500);
 
 impl<F: Front> Engine<F> {
     /// Something may have been posted to a send queue.
@@ -51,6 +53,10 @@ impl<F: Front> Engine<F> {
     /// One round: sends what was posted, timers. Answers whether anything was done.
     pub fn turn(&mut self, cx: &mut Context<'_>) -> bool {
         let mut did = self.send_backlog(cx);
+        if std::mem::take(&mut self.shared.lingers) {
+            self.linger_until = cx.now.checked_add(LINGER);
+        }
+        self.linger_until = self.linger_until.filter(|until| cx.now < *until);
         while let Some((at, num, kind)) = self.timers.expired(cx.now) {
             let Some(qp) = self.qps.get_mut(num.0) else {
                 continue;
@@ -182,7 +188,8 @@ impl<F: Front> Engine<F> {
             return Some(Duration::ZERO);
         }
         let waits = !self.ready.is_empty() || !self.shared.backlog.is_empty();
-        let timer = self.timers.next();
+        let timers = [self.timers.next(), self.linger_until];
+        let timer = timers.into_iter().flatten().min();
         let timer = timer.map(|at| at.saturating_duration_since(now));
         match (waits.then_some(BLOCKED), timer) {
             (Some(one), Some(other)) => Some(one.min(other)),

@@ -135,6 +135,8 @@ pub(super) struct Shared<F: Front> {
     pub(super) counters: Counters,
     /// Requests that were taken from send queues and are not completed.
     pub(super) in_flight: usize,
+    /// READs were given up that a peer may still do.
+    pub(super) lingers: bool,
     /// Filled in anew for each request, so that none is allocated.
     pub(super) packet: Packet,
     /// Answers of unreliable services that found no room.
@@ -161,6 +163,7 @@ impl<F: Front> Shared<F> {
             notices: Notices::default(),
             counters: Counters::default(),
             in_flight: 0,
+            lingers: false,
             packet: Packet {
                 to: QpNum(0),
                 from: QpNum(0),

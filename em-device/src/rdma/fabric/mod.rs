@@ -248,7 +248,7 @@ impl Fabric for Wires {
                 Ok(())
             }
             Err(TxError::Full) => Err(NotSent::Full),
-            Err(TxError::TooLong | TxError::Down) => Err(NotSent::Gone),
+            Err(TxError::TooLong | TxError::Down | TxError::Malformed) => Err(NotSent::Gone),
         }
     }
 

@@ -161,7 +161,7 @@ fn a_queue_pair_works_again_after_a_reset() {
     let (a, b) = (pair.a.qp.number, pair.b.qp.number);
     for (side, lid, peer) in [(&mut pair.a, lid_b, b), (&mut pair.b, lid_a, a)] {
         side.driver.change_qp(opcode::TO_RST_QP, &side.qp).unwrap();
-        side.qp.forget();
+        side.qp.forget().unwrap();
         side.driver
             .connect(&side.qp, Service::Rc, lid, peer)
             .unwrap();

@@ -274,6 +274,12 @@ impl Node {
         completions.iter().map(|c| (c.cookie, c.status)).collect()
     }
 
+    /// Number of the file behind the first half of memory.
+    pub(super) fn file(&self) -> u64 {
+        let view = self.reader.pin();
+        view.locate(BASE, 1, Access::Read).unwrap().mapping
+    }
+
     pub(super) fn state(&self, qp: QpNum) -> QpState {
         self.engine.qp(qp).unwrap().state
     }

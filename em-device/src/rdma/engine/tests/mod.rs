@@ -1,5 +1,10 @@
 //! Engines that are joined in memory.
 
 mod connection;
+mod errors;
 mod flow;
 mod lab;
+mod random;
+mod speed;
+mod states;
+mod unreliable;

@@ -1,0 +1,254 @@
+//! Completion queues: entries in guest memory, overrun, and when an event is due.
+
+use super::buffer::{BadBuffer, NotMapped, QueueBuffer, Record};
+use super::cqe::{Cqe, SOLICITED, opcode};
+use crate::rdma::verbs::{Completion, CompletionQueue, Pushed};
+use dot_iommu::{Access, DotView};
+use std::sync::atomic::Ordering;
+use vm_memory::Bytes;
+
+/// Counters and consumer indices have 24 bits.
+const MASK: u32 = 0xff_ffff;
+/// log₂ of the entries at most: a full queue must differ from an empty one.
+const MAX_LOG_SIZE: u8 = 23;
+/// In the arm word: an event for solicited and failed completions only.
+const ARM_SOLICITED: u32 = 1 << 24;
+/// Words of the doorbell record.
+const CONSUMER: u64 = 0;
+const ARM: u64 = 1;
+
+/// A completion queue to be made.
+#[derive(Debug)]
+pub struct CqSetup {
+    /// Its number.
+    pub num: u32,
+    /// Its memory.
+    pub buffer: QueueBuffer,
+    /// log₂ of its entries, 0 to 23.
+    pub log_size: u8,
+    /// Bytes of an entry: 64 or 128.
+    pub cqe_bytes: u16,
+    /// Bus address of its doorbell record of 8 bytes: consumer index, arm word.
+    pub doorbell: u64,
+    /// Event queue for its events.
+    pub eqn: u8,
+    /// Whether it is written even when it is full.
+    pub overrun_ignore: bool,
+    /// Whether its arm doorbells are not seen, so that [`Cq::poll_arm`] looks for them. Such a queue
+    /// starts armed: the record holds 0 before and after the driver's first arming.
+    pub polled: bool,
+}
+
+/// What the driver wants an event for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Armed {
+    Not,
+    Any,
+    Solicited,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Cq {
+    num: u32,
+    eqn: u8,
+    buffer: QueueBuffer,
+    log_size: u8,
+    log_cqe: u8,
+    record: Record,
+    overrun_ignore: bool,
+    /// Entries pushed, and the driver's last seen consumer index; only 24 bits of them count.
+    producer: u32,
+    consumer: u32,
+    armed: Armed,
+    /// The producer counter after the newest solicited or failed entry.
+    solicited: Option<u32>,
+    /// The arm word that was acted on last.
+    arm_word: u32,
+    failed: bool,
+}
+
+fn ring(buffer: QueueBuffer, log_size: u8, log_cqe: u8) -> Result<QueueBuffer, BadBuffer> {
+    if log_size > MAX_LOG_SIZE {
+        return Err(BadBuffer::Size("number of entries"));
+    }
+    buffer.ring(1 << (log_size + log_cqe))
+}
+
+impl Cq {
+    /// A queue without entries.
+    pub fn new(setup: CqSetup) -> Result<Self, BadBuffer> {
+        let log_cqe = match setup.cqe_bytes {
+            64 => 6,
+            128 => 7,
+            _ => return Err(BadBuffer::Size("size of entries")),
+        };
+        Ok(Self {
+            num: setup.num,
+            eqn: setup.eqn,
+            buffer: ring(setup.buffer, setup.log_size, log_cqe)?,
+            log_size: setup.log_size,
+            log_cqe,
+            record: Record::new(setup.doorbell)?,
+            overrun_ignore: setup.overrun_ignore,
+            producer: 0,
+            consumer: 0,
+            armed: match setup.polled {
+                true => Armed::Any,
+                false => Armed::Not,
+            },
+            solicited: None,
+            arm_word: 0,
+            failed: false,
+        })
+    }
+
+    /// Its number.
+    pub fn num(&self) -> u32 {
+        self.num
+    }
+
+    /// The event queue for its events.
+    pub fn eqn(&self) -> u8 {
+        self.eqn
+    }
+
+    /// Entries pushed so far, 24 bits.
+    pub fn producer(&self) -> u32 {
+        self.producer & MASK
+    }
+
+    /// Whether it overran or its memory was not mapped.
+    pub fn failed(&self) -> bool {
+        self.failed
+    }
+
+    /// The driver rang the arm doorbell. Answers whether the event is due now, because an entry that
+    /// the driver has not seen is there already; the queue is then not armed any more.
+    pub fn arm(&mut self, view: &DotView<'_>) -> bool {
+        match self.record.load(ARM, view) {
+            Ok(word) => self.arm_with(word),
+            Err(NotMapped) => false,
+        }
+    }
+
+    /// Looks whether the driver armed the queue without a doorbell; answers as [`Self::arm`].
+    #[inline]
+    pub fn poll_arm(&mut self, view: &DotView<'_>) -> bool {
+        match self.record.load(ARM, view) {
+            Ok(word) if word != self.arm_word => self.arm_with(word),
+            _ => false,
+        }
+    }
+
+    fn arm_with(&mut self, word: u32) -> bool {
+        self.arm_word = word;
+        let (armed, newest) = match word & ARM_SOLICITED {
+            0 => (Armed::Any, Some(self.producer)),
+            _ => (Armed::Solicited, self.solicited),
+        };
+        // The driver may have taken more than was there when the newest solicited one was pushed.
+        let unseen = newest.map_or(0, |newest| newest.wrapping_sub(word) & MASK);
+        let due = (1..=1 << self.log_size).contains(&unseen);
+        self.armed = if due { Armed::Not } else { armed };
+        due
+    }
+
+    /// Goes on in another buffer of 2^`log_size` entries, after an entry in the old one that says so
+    /// ([`opcode::RESIZE`]). The driver copies the entries before it that it has not taken to the
+    /// places behind their own.
+    pub fn resize(
+        &mut self,
+        buffer: QueueBuffer,
+        log_size: u8,
+        view: &DotView<'_>,
+    ) -> Result<Pushed, BadBuffer> {
+        let buffer = ring(buffer, log_size, self.log_cqe)?;
+        let last = Cqe {
+            op_own: opcode::RESIZE << 4,
+            ..Cqe::default()
+        };
+        if self.store(last.to_bytes(), view).is_err() {
+            return Ok(Pushed::Overrun);
+        }
+        self.buffer = buffer;
+        self.log_size = log_size;
+        Ok(Pushed::Stored)
+    }
+
+    /// Adds an entry of these 64 bytes. The owner bit in the last is set here.
+    #[inline]
+    pub fn push_raw(&mut self, cqe: [u8; 64], view: &DotView<'_>) -> Pushed {
+        let [.., op_own] = cqe;
+        if self.store(cqe, view).is_err() {
+            return Pushed::Overrun;
+        }
+        let solicited = op_own & SOLICITED != 0
+            || matches!(
+                op_own >> 4,
+                opcode::REQUESTER_ERROR | opcode::RESPONDER_ERROR
+            );
+        if solicited {
+            self.solicited = Some(self.producer);
+        }
+        match self.armed {
+            Armed::Any => {}
+            Armed::Solicited if solicited => {}
+            _ => return Pushed::Stored,
+        }
+        self.armed = Armed::Not;
+        Pushed::Notify
+    }
+
+    #[inline]
+    fn store(&mut self, cqe: [u8; 64], view: &DotView<'_>) -> Result<(), NotMapped> {
+        if self.failed || !self.has_room(view) || self.write(cqe, view).is_err() {
+            self.failed = true;
+            return Err(NotMapped);
+        }
+        self.producer = self.producer.wrapping_add(1);
+        Ok(())
+    }
+
+    #[inline]
+    fn has_room(&mut self, view: &DotView<'_>) -> bool {
+        if self.overrun_ignore || !self.is_full() {
+            return true;
+        }
+        match self.record.load(CONSUMER, view) {
+            Ok(index) => self.consumer = index,
+            Err(NotMapped) => return false,
+        }
+        !self.is_full()
+    }
+
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.producer.wrapping_sub(self.consumer) & MASK >= 1 << self.log_size
+    }
+
+    /// Writes the entry at the producer counter; the owner bit becomes visible last.
+    #[inline]
+    fn write(&self, cqe: [u8; 64], view: &DotView<'_>) -> Result<(), NotMapped> {
+        let slot = u64::from(self.producer) & ((1 << self.log_size) - 1);
+        let owner = u64::from(self.producer >> self.log_size & 1);
+        // The entry is the last 64 of its bytes.
+        let at = ((slot + 1) << self.log_cqe) - 64;
+        let span = self.buffer.span(at, 64, Access::Write, view)?;
+        let Some((head, tail)) = cqe.split_last_chunk::<8>() else {
+            return Err(NotMapped);
+        };
+        span.copy_from(head).map_err(|_| NotMapped)?;
+        let tail = u64::from_be_bytes(*tail) & !1 | owner;
+        span.as_volatile_slice()
+            .store(tail.to_be(), head.len(), Ordering::Release)
+            .map_err(|_| NotMapped)
+    }
+}
+
+impl CompletionQueue for Cq {
+    #[inline]
+    fn push(&mut self, completion: &Completion, memory: &DotView<'_>) -> Pushed {
+        self.push_raw(Cqe::new(completion).to_bytes(), memory)
+    }
+}

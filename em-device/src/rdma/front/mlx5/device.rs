@@ -1,0 +1,357 @@
+//! The function on the data path: its objects, its commands' execution, its events.
+
+use super::command::{Command, Output, Status, failure, opcode as op};
+use super::doorbells::{Doorbells, MAX_EQ, MAX_NUMBER};
+use super::eq::{Eq, Eqe, event};
+use super::pages::Allowance;
+use super::registers::{BAR_BYTES, FIRST_UAR, UAR_BYTES};
+use super::table::Table;
+use super::{Mlx5, command};
+use crate::rdma::engine::{Context, Engine, Notice};
+use crate::rdma::packet::Addresses;
+use crate::rdma::verbs::{CqNum, Destination, Path, Peer, QpNum};
+use dot_iommu::DotView;
+use m2m_fabric::proto::{RdmaLinkLayer, RdmaSpec};
+use smartep::irq::Irqs;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Protection domains, domains of other kinds, shared receive queues: numbers are below this.
+const MAX_SMALL: u32 = 1 << 16;
+/// GIDs of a port at most; a bit each in a word.
+pub(super) const MAX_GIDS: usize = 16;
+
+/// Objects of the driver.
+#[derive(Debug)]
+pub(super) struct Objects {
+    pub(super) eqs: Table<Eq>,
+    pub(super) cqs: Table<command::CqObject>,
+    /// Queue pairs; and send queues of the network interface, which share their numbers.
+    pub(super) qps: Table<command::QpObject>,
+    pub(super) srqs: Table<command::SrqObject>,
+    /// By index.
+    pub(super) mkeys: HashMap<u32, command::MkeyObject>,
+    pub(super) pds: Table<command::PdObject>,
+    pub(super) uars: Table<()>,
+    pub(super) xrcds: Table<()>,
+    pub(super) allowance: Allowance,
+}
+
+impl Objects {
+    fn new() -> Self {
+        Self {
+            eqs: Table::new(1, MAX_EQ),
+            cqs: Table::new(1, MAX_NUMBER),
+            // 0 and 1 are special.
+            qps: Table::new(2, MAX_NUMBER),
+            srqs: Table::new(1, MAX_SMALL),
+            mkeys: HashMap::new(),
+            pds: Table::new(1, MAX_SMALL),
+            uars: Table::new(FIRST_UAR, (BAR_BYTES / UAR_BYTES) as u32),
+            xrcds: Table::new(1, MAX_SMALL),
+            allowance: Allowance::default(),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Device {
+    pub(super) spec: RdmaSpec,
+    pub(super) own: Peer,
+    pub(super) irqs: Arc<Irqs>,
+    doorbells: Arc<Doorbells>,
+    pub(super) engine: Engine<Mlx5>,
+    pub(super) objects: Objects,
+    pub(super) addresses: Addresses,
+    /// A bit for each GID that changed and that nobody took yet.
+    pub(super) gid_news: u16,
+    /// Interface step sequence id that driver and device agreed on.
+    pub(super) issi: u16,
+    pub(super) running: bool,
+    pub(super) link_up: bool,
+    link_news: bool,
+    /// The command that made the queue for command events: its driver still polls for it.
+    pub(super) polled_slot: Option<u8>,
+}
+
+impl Device {
+    /// Function `own` without a driver.
+    pub fn new(spec: RdmaSpec, own: Peer, irqs: Arc<Irqs>, doorbells: Arc<Doorbells>) -> Self {
+        Self {
+            link_up: spec.link_up,
+            addresses: addresses(&spec),
+            spec,
+            own,
+            irqs,
+            doorbells,
+            engine: Engine::new(own),
+            objects: Objects::new(),
+            gid_news: 0,
+            issi: 0,
+            running: false,
+            link_news: false,
+            polled_slot: None,
+        }
+    }
+
+    /// The transport engine.
+    pub fn engine(&mut self) -> &mut Engine<Mlx5> {
+        &mut self.engine
+    }
+
+    /// LID and GIDs at present.
+    pub fn addresses(&self) -> &Addresses {
+        &self.addresses
+    }
+
+    /// Whether a driver has the function in use: between INIT_HCA and TEARDOWN_HCA.
+    pub fn running(&self) -> bool {
+        self.running
+    }
+
+    /// A GID that the driver changed: index and value, all zeroes when it removed it.
+    pub fn take_gid_change(&mut self) -> Option<(u16, [u8; 16])> {
+        let index = (self.gid_news != 0).then(|| self.gid_news.trailing_zeros())?;
+        self.gid_news &= self.gid_news - 1;
+        let gid = self.addresses.gids.get(index as usize).copied();
+        Some((index as u16, gid.unwrap_or_default()))
+    }
+
+    /// Whether the port is up; the driver gets an event in the next turn.
+    pub fn set_link(&mut self, up: bool) {
+        self.link_news |= self.link_up != up;
+        self.link_up = up;
+    }
+
+    /// Forgets all that a driver made; nothing of its memory is touched after this.
+    pub fn reset(&mut self) {
+        self.forget_objects();
+        self.issi = 0;
+        self.link_news = false;
+        self.doorbells.clear();
+    }
+
+    /// As a teardown leaves it.
+    pub(super) fn forget_objects(&mut self) {
+        self.running = false;
+        self.engine.clear();
+        self.objects = Objects::new();
+        self.polled_slot = None;
+        for (index, gid) in self.addresses.gids.iter().enumerate() {
+            if self.spec.link == RdmaLinkLayer::Ethernet && *gid != [0; 16] {
+                self.gid_news |= 1 << index;
+            }
+        }
+        self.addresses = addresses(&self.spec);
+    }
+
+    /// Where a command's queue pair is to be connected to: what `path` of [`Self::execute`] is about.
+    pub fn destination(&self, command: &Command) -> Option<Destination> {
+        match command.opcode {
+            op::INIT2RTR_QP => self.qp_destination(command),
+            _ => None,
+        }
+    }
+
+    /// Executes a command and answers its output. A command that [`Self::destination`] has an answer
+    /// for fails without `path`.
+    pub fn execute(
+        &mut self,
+        command: &Command,
+        path: Option<Path>,
+        cx: &mut Context<'_>,
+    ) -> Vec<u8> {
+        let mut output = Output::new();
+        match self.dispatch(command, path, cx, &mut output) {
+            Ok(()) => output.into_bytes(),
+            Err(status) => {
+                log::debug!("command {:#x} failed: {status}", command.opcode);
+                failure(command.opcode, status)
+            }
+        }
+    }
+
+    fn dispatch(
+        &mut self,
+        command: &Command,
+        path: Option<Path>,
+        cx: &mut Context<'_>,
+        out: &mut Output,
+    ) -> Result<(), Status> {
+        if let Some(result) = self.execute_hca(command, out) {
+            return result;
+        }
+        if !self.running {
+            return Err(Status::BadSystemState);
+        }
+        if let Some(result) = self.execute_object(command, path, cx, out) {
+            return result;
+        }
+        Err(Status::BadOperation)
+    }
+
+    /// Commands for which INIT_HCA must have been.
+    fn execute_object(
+        &mut self,
+        command: &Command,
+        path: Option<Path>,
+        cx: &mut Context<'_>,
+        out: &mut Output,
+    ) -> Option<Result<(), Status>> {
+        Some(match command.opcode {
+            op::CREATE_EQ => self.create_eq(command, out),
+            op::DESTROY_EQ => self.destroy_eq(command),
+            op::QUERY_EQ => self.query_eq(command, out),
+            op::CREATE_CQ => self.create_cq(command, out),
+            op::DESTROY_CQ => self.destroy_cq(command),
+            op::QUERY_CQ => self.query_cq(command, out),
+            op::MODIFY_CQ => self.modify_cq(command, cx),
+            op::CREATE_QP => self.create_qp(command, out),
+            op::DESTROY_QP => self.destroy_qp(command),
+            op::QUERY_QP => self.query_qp(command, out),
+            op::RST2INIT_QP
+            | op::INIT2INIT_QP
+            | op::INIT2RTR_QP
+            | op::RTR2RTS_QP
+            | op::RTS2RTS_QP
+            | op::SQERR2RTS_QP
+            | op::SQD_RTS_QP
+            | op::QP_2ERR
+            | op::QP_2RST => self.modify_qp(command, path, cx),
+            op::CREATE_MKEY => self.create_mkey(command, out),
+            op::DESTROY_MKEY => self.destroy_mkey(command),
+            op::QUERY_MKEY => self.query_mkey(command, out),
+            op::QUERY_SPECIAL_CONTEXTS => self.query_special_contexts(out),
+            op::CREATE_SRQ | op::CREATE_XRC_SRQ | op::CREATE_RMP => self.create_srq(command, out),
+            op::DESTROY_SRQ | op::DESTROY_XRC_SRQ | op::DESTROY_RMP => self.destroy_srq(command),
+            op::QUERY_SRQ | op::QUERY_XRC_SRQ | op::QUERY_RMP => self.query_srq(command, out),
+            op::ARM_RQ | op::ARM_XRC_SRQ | op::MODIFY_RMP => self.arm_srq(command),
+            op::ALLOC_PD => self.alloc_pd(out),
+            op::DEALLOC_PD => self.dealloc_pd(command),
+            op::ALLOC_UAR => self.objects.uars.add(()).map(|n| out.set_index(n)),
+            op::DEALLOC_UAR => self.objects.uars.remove(command.index(), false),
+            op::ALLOC_XRCD => self.objects.xrcds.add(()).map(|n| out.set_index(n)),
+            op::DEALLOC_XRCD => self.objects.xrcds.remove(command.index(), false),
+            op::QUERY_HCA_VPORT_CONTEXT => self.query_hca_vport_context(command, out),
+            op::MODIFY_HCA_VPORT_CONTEXT => self.modify_hca_vport_context(command),
+            op::QUERY_HCA_VPORT_GID => self.query_hca_vport_gid(command, out),
+            op::QUERY_HCA_VPORT_PKEY => self.query_hca_vport_pkey(command, out),
+            op::MAD_IFC => self.mad_ifc(command, out),
+            op::NOP => Ok(()),
+            _ => return None,
+        })
+    }
+
+    /// One round: doorbells, the engine, events. Answers whether anything was done.
+    pub fn turn(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut worked = self.take_doorbells(cx.memory);
+        worked |= self.engine.turn(cx);
+        while let Some(notice) = self.engine.take_notice() {
+            self.report(notice, cx.memory);
+            worked = true;
+        }
+        if std::mem::take(&mut self.link_news) {
+            self.post(&Eqe::port(self.link_up), cx.memory);
+            worked = true;
+        }
+        worked
+    }
+
+    fn take_doorbells(&mut self, memory: &DotView<'_>) -> bool {
+        let mut worked = false;
+        let doorbells = self.doorbells.clone();
+        let (eqs, irqs) = (&mut self.objects.eqs, &self.irqs);
+        doorbells.take_eqs(|number, index, arm| {
+            worked = true;
+            if let Ok(eq) = eqs.get_mut(number) {
+                eq.update(index, arm, irqs);
+            }
+        });
+        doorbells.take_cqs(|number| {
+            worked = true;
+            let due = self
+                .engine
+                .cq_mut(CqNum(number))
+                .is_some_and(|cq| cq.arm(memory));
+            if due {
+                self.post_completion(number, memory);
+            }
+        });
+        doorbells.take_sends(|number| {
+            worked = true;
+            self.engine.ring(QpNum(number));
+        });
+        worked
+    }
+
+    fn report(&mut self, notice: Notice, memory: &DotView<'_>) {
+        let eqe = match notice {
+            Notice::Completion(cq) => return self.post_completion(cq.0, memory),
+            Notice::CqError(cq) => Eqe::cq_error(cq.0),
+            Notice::QpFatal(qp) => Eqe::queue(event::WQ_CATAS_ERROR, qp.0),
+            Notice::InvalidRequest(qp) => Eqe::queue(event::WQ_INVAL_REQ_ERROR, qp.0),
+            Notice::AccessError(qp) => Eqe::queue(event::WQ_ACCESS_ERROR, qp.0),
+            Notice::CommunicationEstablished(qp) => Eqe::queue(event::COMM_EST, qp.0),
+            Notice::SendQueueDrained(qp) => Eqe::queue(event::SQ_DRAINED, qp.0),
+            Notice::LastReceive(qp) => Eqe::queue(event::SRQ_LAST_WQE, qp.0),
+            Notice::SrqLimit(srq) => Eqe::queue(event::SRQ_RQ_LIMIT, srq.0),
+            Notice::SrqError(srq) => Eqe::queue(event::SRQ_CATAS_ERROR, srq.0),
+        };
+        self.post(&eqe, memory);
+    }
+
+    /// A completion queue's event goes to the event queue that it names.
+    pub(super) fn post_completion(&mut self, cqn: u32, memory: &DotView<'_>) {
+        let Ok(eqn) = self.objects.cqs.get(cqn).map(|cq| cq.eqn()) else {
+            return;
+        };
+        if let Ok(eq) = self.objects.eqs.get_mut(eqn) {
+            eq.push(&Eqe::completion(cqn), memory, &self.irqs);
+        }
+    }
+
+    /// Any other event goes to the queues that want its type. Answers whether there was one.
+    pub(super) fn post(&mut self, eqe: &Eqe, memory: &DotView<'_>) -> bool {
+        let mut posted = false;
+        for eq in self.objects.eqs.values_mut() {
+            if eq.wants(eqe.kind()) {
+                eq.push(eqe, memory, &self.irqs);
+                posted = true;
+            }
+        }
+        posted
+    }
+
+    /// A command's entry was given back: tells the driver, if it wants events instead of polling.
+    pub fn command_done(&mut self, slot: u8, memory: &DotView<'_>) {
+        if self.polled_slot == Some(slot) {
+            self.polled_slot = None;
+            return;
+        }
+        if let Some(bit) = 1u32.checked_shl(slot.into()) {
+            self.post(&Eqe::commands(bit), memory);
+        }
+    }
+}
+
+/// Addresses without a driver's doing.
+fn addresses(spec: &RdmaSpec) -> Addresses {
+    match spec.link {
+        // The default GID: link-local prefix and port GUID.
+        RdmaLinkLayer::Infiniband => {
+            let gid = 0xfe80u128 << 112 | u128::from(spec.guid);
+            Addresses {
+                lid: spec.lid,
+                gids: vec![gid.to_be_bytes()],
+            }
+        }
+        RdmaLinkLayer::Ethernet => Addresses {
+            lid: 0,
+            gids: vec![[0; 16]; MAX_GIDS],
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;

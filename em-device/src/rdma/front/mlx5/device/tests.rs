@@ -1,0 +1,6 @@
+//! A driver in a few lines: the probe and unload of the stock driver, by the order of its commands.
+
+mod driver;
+mod objects;
+mod probe;
+mod random;
