@@ -1,13 +1,11 @@
 //! The data side of an RDMA function: registers and commands, and the way to the data path.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use dot_iommu::{DotReader, DotTable, HostMapping};
-use m2m_fabric::proto::{
-    FunctionState, RdmaDestination, RdmaLinkLayer, RdmaRequest, RdmaSpec, Reply, Request,
-};
+use m2m_fabric::proto::{FunctionState, RdmaDestination, RdmaRequest, RdmaSpec, Reply, Request};
 use smartep::DataSide;
 use smartep::config::ConfigState;
 use smartep::dma::MessageDma;
@@ -239,7 +237,9 @@ fn asker(seat: &Seat) -> std::io::Result<crate::rdma::fabric::Ask> {
             }
         })?;
     // With too many questions at once, one is asked again later.
-    Ok(Box::new(move |to| drop(questions.try_send(to))))
+    Ok(Box::new(move |to| {
+        let _ = questions.try_send(to);
+    }))
 }
 
 impl DataSide for RdmaData {

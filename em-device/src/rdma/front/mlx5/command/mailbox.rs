@@ -21,6 +21,8 @@ const IN_LINE: usize = 16;
 const BLOCK: usize = 512;
 /// Where a mailbox says where the next is.
 const NEXT: usize = 560;
+/// Bytes of an input or output at least: the header.
+const MIN_LEN: u32 = 8;
 /// Bytes of a command's input or output at most: a page list of 2 Mi pages.
 pub const MAX_LEN: u32 = 16 << 20;
 
@@ -97,15 +99,16 @@ pub fn read_command(queue: u64, slot: u8, memory: &DotView<'_>) -> Result<Comman
     }
     let in_len = INPUT_LENGTH.get(&bytes);
     let out_len = OUTPUT_LENGTH.get(&bytes);
-    if in_len < IN_LINE as u32 || in_len > MAX_LEN {
+    if in_len < MIN_LEN || in_len > MAX_LEN {
         return Err(refuse(Delivery::InputLength));
     }
-    if out_len < IN_LINE as u32 || out_len > MAX_LEN {
+    if out_len < MIN_LEN || out_len > MAX_LEN {
         return Err(refuse(Delivery::OutputLength));
     }
     let mut input = array::<IN_LINE>(&bytes, INPUT_INLINE).to_vec();
     let mut at = get64(&bytes, INPUT_MAILBOX);
-    let mut left = in_len as usize - IN_LINE;
+    // What is shorter than the entry has room for ends in zeroes.
+    let mut left = (in_len as usize).saturating_sub(IN_LINE);
     while left > 0 {
         if at % BLOCK as u64 != 0 {
             return Err(refuse(Delivery::InputAlignment));
@@ -174,7 +177,7 @@ fn store(command: &Command, output: &[u8], memory: &DotView<'_>) -> Option<()> {
 
     let mut rest = output.get(IN_LINE..).unwrap_or_default();
     let mut at = command.out_mailbox;
-    let mut left = (command.out_len as usize).checked_sub(IN_LINE)?;
+    let mut left = (command.out_len as usize).saturating_sub(IN_LINE);
     while left > 0 {
         let part = left.min(BLOCK);
         let (now, later) = rest.split_at_checked(part).unwrap_or((rest, &[]));
