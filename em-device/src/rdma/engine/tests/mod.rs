@@ -3,6 +3,7 @@
 mod connection;
 mod errors;
 mod flow;
+mod hostile;
 mod lab;
 mod random;
 mod speed;
