@@ -109,6 +109,8 @@ pub struct QpSetup<F: Front> {
     pub receive: Option<F::Receive>,
     /// Where receives come from.
     pub receive_from: ReceiveFrom,
+    /// Whether it may register memory of all protection domains: a driver's own queue.
+    pub registers_all: bool,
 }
 
 /// What a queue pair is at present.

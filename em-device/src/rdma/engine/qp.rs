@@ -60,6 +60,7 @@ pub(super) struct Qp<F: Front> {
     pub(super) send: Option<F::Send>,
     pub(super) receive: Option<F::Receive>,
     pub(super) receive_from: ReceiveFrom,
+    pub(super) registers_all: bool,
     pub(super) state: QpState,
     pub(super) attributes: Attributes,
     /// In state [`QpState::Sqd`]: requests are still under way.
@@ -99,6 +100,7 @@ impl<F: Front> Qp<F> {
             send: setup.send,
             receive: setup.receive,
             receive_from: setup.receive_from,
+            registers_all: setup.registers_all,
             state: QpState::Reset,
             attributes: Attributes::default(),
             draining: false,

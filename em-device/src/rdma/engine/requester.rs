@@ -356,7 +356,7 @@ impl<F: Front> Qp<F> {
         if under_way && region.is_some_and(|region| region.valid) {
             return Step::Wait;
         }
-        let own = region.is_some_and(|region| region.pd == self.pd);
+        let own = region.is_some_and(|region| self.registers_all || region.pd == self.pd);
         flight.fate = register(sh, change, own);
         if flight.fate == Fate::Done {
             r.cursor += 1;

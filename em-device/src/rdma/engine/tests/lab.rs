@@ -356,6 +356,7 @@ impl Lab {
             send: Some(Sends::default()),
             receive: (from == ReceiveFrom::Own).then(Receives::default),
             receive_from: from,
+            registers_all: false,
         };
         self.nodes[node].engine.add_qp(setup).unwrap();
     }

@@ -3,6 +3,7 @@
 use super::command::{Command, Output, Status, failure, opcode as op};
 use super::doorbells::{Doorbells, MAX_EQ, MAX_NUMBER};
 use super::eq::{Eq, Eqe, event};
+use super::nic::{EtherState, FIRST_SQ};
 use super::pages::Allowance;
 use super::registers::{BAR_BYTES, FIRST_UAR, UAR_BYTES};
 use super::table::Table;
@@ -26,7 +27,6 @@ pub(super) const MAX_GIDS: usize = 16;
 pub(super) struct Objects {
     pub(super) eqs: Table<Eq>,
     pub(super) cqs: Table<command::CqObject>,
-    /// Queue pairs; and send queues of the network interface, which share their numbers.
     pub(super) qps: Table<command::QpObject>,
     pub(super) srqs: Table<command::SrqObject>,
     /// By index.
@@ -43,7 +43,7 @@ impl Objects {
             eqs: Table::new(1, MAX_EQ),
             cqs: Table::new(1, MAX_NUMBER),
             // 0 and 1 are special.
-            qps: Table::new(2, MAX_NUMBER),
+            qps: Table::new(2, FIRST_SQ),
             srqs: Table::new(1, MAX_SMALL),
             mkeys: HashMap::new(),
             pds: Table::new(1, MAX_SMALL),
@@ -63,6 +63,7 @@ pub struct Device {
     doorbells: Arc<Doorbells>,
     pub(super) engine: Engine<Mlx5>,
     pub(super) objects: Objects,
+    pub(super) ether: EtherState,
     pub(super) addresses: Addresses,
     /// A bit for each GID that changed and that nobody took yet.
     pub(super) gid_news: u16,
@@ -81,6 +82,7 @@ impl Device {
         Self {
             link_up: spec.link_up,
             addresses: addresses(&spec),
+            ether: EtherState::new(spec.mac, spec.mtu),
             spec,
             own,
             irqs,
@@ -98,6 +100,11 @@ impl Device {
     /// The transport engine.
     pub fn engine(&mut self) -> &mut Engine<Mlx5> {
         &mut self.engine
+    }
+
+    /// Objects of the network interface of an Ethernet port, for the frame data path.
+    pub fn ether(&mut self) -> &mut EtherState {
+        &mut self.ether
     }
 
     /// LID and GIDs at present.
@@ -137,6 +144,10 @@ impl Device {
         self.running = false;
         self.engine.clear();
         self.objects = Objects::new();
+        let counters = self.ether.counters;
+        let revision = self.ether.revision();
+        self.ether = EtherState::new(self.spec.mac, self.spec.mtu);
+        self.ether.go_on_from(counters, revision);
         self.polled_slot = None;
         for (index, gid) in self.addresses.gids.iter().enumerate() {
             if self.spec.link == RdmaLinkLayer::Ethernet && *gid != [0; 16] {
@@ -187,6 +198,15 @@ impl Device {
         }
         if let Some(result) = self.execute_object(command, path, cx, out) {
             return result;
+        }
+        if self.spec.link == RdmaLinkLayer::Ethernet {
+            let result = self
+                .execute_vport(command, out)
+                .or_else(|| self.execute_flow(command, out))
+                .or_else(|| self.execute_ether(command, out));
+            if let Some(result) = result {
+                return result;
+            }
         }
         Err(Status::BadOperation)
     }
@@ -280,7 +300,10 @@ impl Device {
         });
         doorbells.take_sends(|number| {
             worked = true;
-            self.engine.ring(QpNum(number));
+            match number < FIRST_SQ {
+                true => self.engine.ring(QpNum(number)),
+                false => self.ether.ring(number),
+            }
         });
         worked
     }

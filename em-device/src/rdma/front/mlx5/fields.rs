@@ -218,3 +218,46 @@ pub(crate) mod hca_vport {
     pub(crate) const PORT_GUID: usize = 0x30;
     pub(crate) const NODE_GUID: usize = 0x38;
 }
+
+/// `rqc`: receive queue context, 0x20 in commands.
+pub(crate) mod rqc {
+    use super::Field;
+    fields! {
+        /// VLAN stripping disabled.
+        VSD: 0x0, 3, 1;
+        MEM_RQ_TYPE: 0x0, 4, 4;
+        STATE: 0x1, 0, 4;
+        HAIRPIN: 0x1, 6, 1;
+        USER_INDEX: 0x5, 0, 24;
+        CQN: 0x9, 0, 24;
+        COUNTER_SET_ID: 0xc, 0, 8;
+    }
+}
+
+/// `sqc`: send queue context, 0x20 in commands.
+pub(crate) mod sqc {
+    use super::Field;
+    fields! {
+        STATE: 0x1, 0, 4;
+        HAIRPIN: 0x1, 6, 1;
+        USER_INDEX: 0x5, 0, 24;
+        CQN: 0x9, 0, 24;
+        TIS_LST_SZ: 0x20, 0, 16;
+        TIS_NUM_0: 0x2d, 0, 24;
+    }
+}
+
+/// `tirc`: context of a transport interface for receives, 0x20 in commands.
+pub(crate) mod tirc {
+    use super::Field;
+    fields! {
+        DISP_TYPE: 0x4, 0, 4;
+        INLINE_RQN: 0x1d, 0, 24;
+        RX_HASH_SYMMETRIC: 0x20, 0, 1;
+        INDIRECT_TABLE: 0x21, 0, 24;
+        RX_HASH_FN: 0x24, 0, 4;
+        FIELD_SELECTOR_OUTER: 0x50, 0, 32;
+    }
+    /// `rx_hash_toeplitz_key`, 40 bytes.
+    pub(crate) const TOEPLITZ_KEY: usize = 0x28;
+}

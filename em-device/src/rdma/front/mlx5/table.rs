@@ -77,6 +77,11 @@ impl<T> Table<T> {
         self.items.len()
     }
 
+    /// All objects by number, in no order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.items.iter().map(|(number, item)| (*number, item))
+    }
+
     /// All objects, in no order.
     pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.items.values_mut()

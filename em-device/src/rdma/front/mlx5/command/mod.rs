@@ -5,6 +5,8 @@ pub mod mailbox;
 mod caps;
 mod cq;
 mod eq;
+mod ether;
+mod flow;
 mod hca;
 mod mkey;
 pub(crate) mod opcode;
@@ -12,6 +14,7 @@ mod pd_uar;
 mod port;
 mod qp;
 mod srq;
+mod vport;
 
 use super::bits::Field;
 pub(super) use super::fields;

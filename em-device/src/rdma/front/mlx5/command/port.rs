@@ -140,10 +140,7 @@ impl Device {
                 PAOS.iter().for_each(|field| field.set(&mut data, status));
                 0x10
             }
-            register::PPCNT => {
-                data.iter_mut().skip(8).for_each(|byte| *byte = 0);
-                0x100
-            }
+            register::PPCNT => super::vport::port_counters(&mut data, &self.ether.counters),
             _ => return Err(Status::BadParameter),
         };
         out.put(DATA, data.get(..len).unwrap_or_default());

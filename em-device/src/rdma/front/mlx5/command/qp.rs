@@ -17,6 +17,8 @@ use crate::rdma::verbs::{CqNum, Pd, QpNum, QpState, ReceiveFrom, Service, SrqNum
 pub(super) const MAX_LOG_SIZE: u32 = 15;
 /// log₂ of a send queue's basic block.
 const LOG_WQEBB: u32 = 6;
+/// A number that no protection domain has.
+const NO_PD: u32 = 0;
 /// Queue pairs below have their numbers by their kind.
 const SPECIAL: u32 = 2;
 
@@ -99,8 +101,14 @@ impl Device {
     ) -> Result<(), Status> {
         let context = command.context::<{ qpc::LEN }>(qpc::AT);
         let kind = Kind::of(&context)?;
-        let pd = qpc::PD.get(&context);
-        self.objects.pds.get(pd)?;
+        // The driver's own queue for registrations is in no domain.
+        let pd = match kind {
+            Kind::Umr => NO_PD,
+            _ => qpc::PD.get(&context),
+        };
+        if kind != Kind::Umr {
+            self.objects.pds.get(pd)?;
+        }
         let num = match kind.special_number() {
             Some(num) => num,
             None => self.objects.qps.next_number()?,
@@ -131,12 +139,15 @@ impl Device {
             send,
             receive,
             receive_from: from,
+            registers_all: kind == Kind::Umr,
         })?;
         match kind.special_number() {
             Some(num) => self.objects.qps.add_special(num, object)?,
             None => self.objects.qps.add(object)?,
         };
-        self.objects.pds.get_mut(pd)?.users += 1;
+        if let Ok(pd) = self.objects.pds.get_mut(pd) {
+            pd.users += 1;
+        }
         out.set_index(num);
         Ok(())
     }
