@@ -14,17 +14,17 @@ PERFTEST = {
 PORT = 18515
 
 
-def perftest(server, client, address, name="ib_write_bw", size=65536, options="", device="rxe0"):
+def perftest(server, client, address, name="ib_write_bw", size=65536, options="", device="rxe0", count=None):
     """One perftest run. Bandwidth: `{mib_per_s, msg_per_s}`; latency: `{typical_us, p99_us}`.
 
-    `device`: its name, or two names, when the server's has another than the client's.
+    `device`: its name, or two names, when the server's has another than the client's. `count`: messages.
     """
     devices = [device] * 2 if isinstance(device, str) else device
     kind = PERFTEST[name]
     # By count: perftest's own timed runs report nothing when few messages fit into their time.
-    count = 1000 if size <= 4096 else 500 if size <= 65536 else 50 if size <= 1 << 20 else 10
-    if not devices[1].startswith("rxe"):
-        count *= 10
+    if count is None:
+        count = 1000 if size <= 4096 else 500 if size <= 65536 else 50 if size <= 1 << 20 else 10
+        count *= 1 if devices[1].startswith("rxe") else 10
     if "atomic" in name:
         size, sized = 8, ""  # the only size that there is
     else:
