@@ -483,6 +483,7 @@ impl<F: Front> Qp<F> {
                 r.unacknowledged = flight.end();
             }
             count(&flight, sh);
+            log::trace!("QP {:#x} done: {:?}", self.num.0, flight.request.operation);
             if flight.request.signaled {
                 let cookie = flight.request.cookie;
                 let mut completion = self.completion(cookie, flight.done(), Status::Success);
@@ -505,6 +506,11 @@ impl<F: Front> Qp<F> {
     /// The oldest request failed.
     pub(super) fn fail_front(&mut self, status: Status, sh: &mut Shared<F>, cx: &mut Context<'_>) {
         if let Some(flight) = self.requester.flight.pop_front() {
+            log::debug!(
+                "QP {:#x} failed: {status:?} {:?}",
+                self.num.0,
+                flight.request
+            );
             sh.in_flight -= 1;
             sh.counters.failed += 1;
             self.complete_send(flight.request.cookie, flight.done(), status, sh, cx);

@@ -309,6 +309,7 @@ impl Device {
     }
 
     fn report(&mut self, notice: Notice, memory: &DotView<'_>) {
+        log::trace!("{notice:?}");
         let eqe = match notice {
             Notice::Completion(cq) => return self.post_completion(cq.0, memory),
             Notice::CqError(cq) => Eqe::cq_error(cq.0),

@@ -22,8 +22,9 @@ mod page {
     pub(super) const EQ_ARM: u64 = 0x40;
     /// EQ number and consumer index.
     pub(super) const EQ_INDEX: u64 = 0x48;
-    /// Send doorbells: a buffer each 256 bytes, of which the first 8 are the doorbell.
-    pub(super) const SENDS: std::ops::Range<u64> = 0x800..0xc00;
+    /// Send doorbells: a buffer each 256 bytes, of which the first 8 are the doorbell. Drivers use two
+    /// of each queue in turn.
+    pub(super) const SENDS: std::ops::Range<u64> = 0x800..0x1000;
     pub(super) const SEND_STRIDE: u64 = 0x100;
     /// Second dword of a send's control segment: the queue's number and the entry's size.
     pub(super) const SEND_NUMBER: u64 = 4;

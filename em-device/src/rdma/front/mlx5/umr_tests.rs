@@ -168,7 +168,7 @@ fn a_list_in_memory_may_come_in_parts() {
             ..Umr::default()
         }
     };
-    let first: Vec<u64> = (0..16).map(|n| 0x10_0000 * n | 3).collect();
+    let first: Vec<u64> = (0..16).map(|n| (n << 20) | 3).collect();
     let change = parse(&memory, &regions, &part(&first)).unwrap();
     assert!(!change.valid && change.len.is_none() && change.rights.is_none());
     regions.change(&change).unwrap();
