@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import socket
+import stat
 import sys
 import termios
 import time
@@ -16,7 +17,7 @@ from .cloudinit import make_seed
 from .errors import LabError
 from .report import table, write_json
 from .session import Lab, find_parts
-from .vm import Boot, check_arguments, image_format
+from .vm import Boot, check_arguments, image_format, root_device
 
 SIZES = (2, 4096, 65536, 1048576)
 KEPT = os.path.join(os.environ.get("XDG_RUNTIME_DIR", "/tmp"), "distdpu-kept.json")
@@ -36,6 +37,7 @@ def arguments(argv):
     p.add_argument("--console", metavar="VM", help="attach to the console of a kept guest (leave with Ctrl-])")
     p.add_argument("--image", metavar="FILE", help="your own cloud image as the guests' disk (never written to)")
     p.add_argument("--kernel", metavar="FILE", help="your own kernel (its virtio_net and rdma_rxe built in, or use --image)")
+    p.add_argument("--initrd", metavar="FILE", help="the initial RAM disk that goes with --kernel; needs --image")
     p.add_argument("--accel", choices=("auto", "kvm", "tcg"), default="auto")
     p.add_argument("--memory", default="512M", metavar="SIZE", help="memory of each guest (default 512M)")
     p.add_argument("--cpus", type=int, default=1, metavar="N", help="virtual CPUs of each guest (default 1)")
@@ -57,7 +59,9 @@ def arguments(argv):
     if not 1 <= args.queue_pairs <= 32:
         raise LabError(f"--queue-pairs {args.queue_pairs} is out of range; give 1 to 32")
     check_arguments(args.qemu_arg)
-    for name in ("image", "kernel"):
+    if args.initrd and not (args.image and args.kernel):
+        raise LabError("--initrd goes with --kernel and --image; without --image the guests have their own")
+    for name in ("image", "kernel", "initrd"):
         path = getattr(args, name)
         if path and not os.path.isfile(path):
             raise LabError(f"--{name} {path}: there is no such file")
@@ -162,23 +166,51 @@ def load_kept():
 
 
 def stop_kept():
-    """Ends the processes that `--keep` noted, when they are still those."""
+    """Ends the processes that `--keep` noted, when they are still those; returns when they are gone."""
     kept = load_kept()
-    for pid, program in kept["processes"]:
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as f:
-                if kept["run_dir"].encode() in f.read():
-                    os.kill(pid, signal.SIGTERM)
-        except OSError:
-            continue
+    left = [pid for pid, _ in kept["processes"] if is_kept(pid, kept)]
+    for number, seconds in ((signal.SIGTERM, 10), (signal.SIGKILL, 5)):
+        for pid in left:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+        deadline = time.monotonic() + seconds
+        while left and time.monotonic() < deadline:
+            time.sleep(0.05)
+            left = [pid for pid in left if is_kept(pid, kept)]
+    for name in os.listdir(kept["run_dir"]) if os.path.isdir(kept["run_dir"]) else []:
+        path = os.path.join(kept["run_dir"], name)
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            os.unlink(path)
     host.say(f"stopped; logs are in {kept['run_dir']}")
     os.unlink(KEPT)
+
+
+def is_kept(pid, kept):
+    """Whether this process is there and belongs to the kept lab; a process that has ended has no command line."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as f:
+            return kept["run_dir"].encode() in f.read()
+    except OSError:
+        return False
 
 
 def note_kept(lab):
     """Writes down what stays up, for --console and --stop."""
     write_json(KEPT, {"run_dir": lab.run_dir, "guests": [vm.name for vm in lab.vms],
                       "processes": [[vm.process.pid, vm.name] for vm in lab.vms] + [[lab.dpu.process.pid, "om"]]})
+
+
+def wait_for_interrupt(lab):
+    """Returns on Ctrl-C; fails when a guest ends before."""
+    try:
+        while True:
+            time.sleep(1)
+            for vm in lab.vms:
+                vm.check()
+    except KeyboardInterrupt:
+        host.say("ending the guests")
 
 
 def main_job(args):
@@ -192,8 +224,8 @@ def main_job(args):
     boots = None
     if args.image:
         def boots(run_dir):
-            return [Boot(args.kernel, None, args.image, make_seed(run_dir, i, args.mtu),
-                         "root=/dev/vda rw" if args.kernel else "") for i in range(args.guests)]
+            return [Boot(args.kernel, args.initrd, args.image, make_seed(run_dir, i, args.mtu),
+                         f"root={root_device(args.image)} rw") for i in range(args.guests)]
     host.say(f"starting one OM, {args.guests} EMs and {args.guests} guests")
     with Lab(qemu, boot, args.guests, accel, memory, args.cpus, args.mtu, args.queue_pairs,
              extra=args.qemu_arg, keep=args.keep, boots=boots,
@@ -211,10 +243,8 @@ def main_job(args):
             if names:
                 print(f"RDMA functions: {', '.join(names)}, for example `ib_write_bw -d {names[0]}` in both guests")
             print("Ctrl-C here ends them." if not args.keep else "./run-vm.sh --stop ends them.", flush=True)
-            while not args.keep:
-                time.sleep(1)
-                for vm in lab.vms:
-                    vm.check()
+            if not args.keep:
+                wait_for_interrupt(lab)
             return 0
         header, rows, results, status = run_test(lab, args)
         if header:

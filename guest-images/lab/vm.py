@@ -43,7 +43,9 @@ class Boot:
         """QEMU arguments; a user's disk is never written to."""
         args = []
         if self.image:
-            args += ["-drive", f"file={self.image},if=virtio,snapshot=on,format={image_format(self.image)}"]
+            # Without a boot index the firmware would start from the seed, which has a boot sector too.
+            args += ["-drive", f"file={self.image},if=none,id=disk,snapshot=on,format={image_format(self.image)}",
+                     "-device", "virtio-blk-pci,drive=disk,bootindex=1"]
             if self.seed:
                 args += ["-blockdev", json.dumps({"driver": "vvfat", "node-name": "seed", "dir": self.seed,
                                                   "label": "CIDATA", "read-only": True}),
@@ -72,6 +74,14 @@ def image_format(path):
             return "raw"
     raise LabError(f"{path} is no disk image: it has neither a qcow2 header nor a boot sector; "
                    "download a qcow2 or raw cloud image")
+
+
+def root_device(path):
+    """Where the kernel finds the root of an image: on the whole disk if a file system starts there, else in its
+    first partition, as cloud images have it."""
+    with open(path, "rb") as f:
+        f.seek(1024 + 56)
+        return "/dev/vda" if f.read(2) == b"\x53\xef" else "/dev/vda1"
 
 
 class Vm:

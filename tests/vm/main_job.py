@@ -10,8 +10,8 @@ from lab.host import ROOT
 RUN = os.path.join(ROOT, "run-vm.sh")
 
 
-def leftovers():
-    """Processes of labs that are still there."""
+def leftovers(before=()):
+    """Processes of labs that are there, but for those that were `before`."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -21,11 +21,12 @@ def leftovers():
             continue
         if b"distdpu-" in line and (b"qemu" in line or b"/om\0" in line or b"/em\0" in line):
             found.append(pid)
-    return found
+    return [pid for pid in found if pid not in before]
 
 
 def test_one_command_ends_with_a_perftest_table(ctx):
     """./run-vm.sh prints a bandwidth for every size, writes JSON, leaves nothing behind."""
+    before = leftovers()
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "result.json")
         done = subprocess.run([RUN, "--json", out], capture_output=True, text=True, timeout=900)
@@ -38,7 +39,7 @@ def test_one_command_ends_with_a_perftest_table(ctx):
             assert [r["bytes"] for r in results if r["device"] == device] == sizes, results
             assert device in done.stdout, done.stdout
         assert all(r["mib_per_s"] > 0 for r in results), results
-    assert not leftovers(), leftovers()
+    assert not leftovers(before), leftovers(before)
 
 
 def test_without_rdma_functions_there_is_soft_roce(ctx):
@@ -63,6 +64,7 @@ def test_a_command_that_fails_in_the_guest_gives_its_status(ctx):
 
 def test_bad_input_is_one_sentence(ctx):
     """Each mistake is named with its remedy, and nothing starts."""
+    before = leftovers()
     with tempfile.NamedTemporaryFile(suffix=".img") as rubbish:
         rubbish.write(b"not a disk" * 1000)
         rubbish.flush()
@@ -79,4 +81,4 @@ def test_bad_input_is_one_sentence(ctx):
             done = subprocess.run([RUN, *arguments], capture_output=True, text=True, timeout=300)
             said = [line for line in done.stderr.splitlines() if not line.startswith("==")]
             assert done.returncode == 1 and len(said) == 1 and words in said[0], (arguments, done.returncode, said)
-    assert not leftovers(), leftovers()
+    assert not leftovers(before), leftovers(before)
