@@ -25,7 +25,8 @@ def make_seed(run_dir, index, mtu):
             f"{indented}"
             "runcmd:\n  - modprobe rdma_rxe || true\n"
             "  - rdma link add rxe0 type rxe netdev $(ip -o -4 addr show | awk '/10\\.0\\.0\\./{print $2; exit}') || true\n"
-            "  - setsid /run/distdpu-agent ttyS1 >/dev/null 2>&1 &\n"),
+            # By its interpreter: Debian's initramfs mounts /run so that nothing there can be executed.
+            "  - setsid sh /run/distdpu-agent ttyS1 >/dev/null 2>&1 &\n"),
     }
     for name, content in files.items():
         with open(os.path.join(folder, name), "w") as f:
