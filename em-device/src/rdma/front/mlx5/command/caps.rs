@@ -57,11 +57,11 @@ const GENERAL: &[Value] = &[
     value(0x47, 5, 1, 1),                 // ud
     value(0x47, 6, 1, 1),                 // uc
     value(0x47, 7, 1, 1),                 // rc
-    value(0x4d, 3, 5, 9),                 // log_bf_reg_size: distance of send doorbells; bf itself is off
-    value(0x56, 0, 16, 256),              // max_wqe_sz_rq
-    value(0x65, 3, 5, 16),                // log_max_pd
-    value(0x67, 3, 5, 16),                // log_max_xrcd
-    value(0x9c, 0, 32, CLOCK_KHZ),        // device_frequency_khz
+    value(0x4d, 3, 5, 9), // log_bf_reg_size: distance of send doorbells; bf itself is off
+    value(0x56, 0, 16, 256), // max_wqe_sz_rq
+    value(0x65, 3, 5, 16), // log_max_pd
+    value(0x67, 3, 5, 16), // log_max_xrcd
+    value(0x9c, 0, 32, CLOCK_KHZ), // device_frequency_khz
 ];
 
 /// `cmd_hca_cap`, InfiniBand ports.

@@ -99,10 +99,10 @@ pub fn read_command(queue: u64, slot: u8, memory: &DotView<'_>) -> Result<Comman
     }
     let in_len = INPUT_LENGTH.get(&bytes);
     let out_len = OUTPUT_LENGTH.get(&bytes);
-    if in_len < MIN_LEN || in_len > MAX_LEN {
+    if !(MIN_LEN..=MAX_LEN).contains(&in_len) {
         return Err(refuse(Delivery::InputLength));
     }
-    if out_len < MIN_LEN || out_len > MAX_LEN {
+    if !(MIN_LEN..=MAX_LEN).contains(&out_len) {
         return Err(refuse(Delivery::OutputLength));
     }
     let mut input = array::<IN_LINE>(&bytes, INPUT_INLINE).to_vec();
