@@ -267,7 +267,14 @@ fn with_more_queues_than_vectors_the_last_queues_share_one() {
         pairs: 32,
         ..Net::default()
     };
-    let mut pair = Pair::with(net, Guest::default());
+    let dpu = Dpu::start(&[net, Net::default()]).unwrap();
+    let guest = Guest {
+        memory: 256 << 20,
+        ..Guest::default()
+    };
+    let a = VirtioNet::open(&dpu.socket(0), guest).unwrap();
+    let b = VirtioNet::open(&dpu.socket(1), Guest::default()).unwrap();
+    let mut pair = Pair { a, b, dpu };
     assert_eq!(pair.a.pci.msix.vectors, 64);
     let setup = Setup {
         pairs: 32,
@@ -275,7 +282,7 @@ fn with_more_queues_than_vectors_the_last_queues_share_one() {
         receive_buffers: 8,
         ..Setup::default()
     };
-    assert_eq!(pair.a.vector_of(64), 63, "the control queue shares");
     pair.start(setup, Setup::default());
+    assert_eq!(pair.a.vector_of(63), pair.a.vector_of(64));
     pair.works();
 }
