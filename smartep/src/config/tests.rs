@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 
 fn builder() -> ConfigBuilder {
@@ -143,4 +145,30 @@ fn impossible_descriptions_are_refused() {
     let mut bad = builder();
     bad.capabilities.extend(vec![Capability::PciExpress; 3]);
     assert_eq!(bad.build().unwrap_err(), ConfigError::NoRoom(0xc0));
+}
+
+proptest! {
+    #[test]
+    fn no_write_changes_what_is_read_only(
+        writes in proptest::collection::vec((0u64..4200, proptest::collection::vec(any::<u8>(), 1..9)), 0..64),
+    ) {
+        let fresh = builder().build().unwrap();
+        let mut space = fresh.clone();
+        for (offset, data) in &writes {
+            let state = space.write(*offset, data);
+            prop_assert_eq!(ConfigState { flr: false, ..state }, space.state());
+            prop_assert_eq!(ConfigState::from_bits(state.to_bits()), state);
+        }
+        // Ids, class, header type, BAR kinds, capability pointer, and the capability list itself.
+        let (old, new) = (fresh.bytes(), space.bytes());
+        for range in [0..4, 8..12, 14..15, 0x2c..0x38, 0x3d..0x3e, 0x40..0x48, 0x100..4096] {
+            prop_assert_eq!(&old[range.clone()], &new[range]);
+        }
+        for (at, mask) in [(0x10, 0xf), (0x18, 0xf), (0x1c, 3)] {
+            prop_assert_eq!(old[at] & mask, new[at] & mask);
+        }
+        prop_assert_eq!(new[0x49] & 0x80, 0, "the bit that starts a reset reads as zero");
+        prop_assert_eq!(space.reset(), fresh.state());
+        prop_assert_eq!(space.bytes(), fresh.bytes());
+    }
 }
