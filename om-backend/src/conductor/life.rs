@@ -56,12 +56,14 @@ impl Conductor {
 
     /// Looks after EMs that fell silent, are stuck, never came, or do not end.
     pub(super) fn tick(&mut self, now: Instant) {
+        self.awake.looked(now);
         for em in 0..self.ems.len() {
             let Some(e) = self.ems.get_mut(em) else {
                 continue;
             };
             if let Some(session) = &e.session {
-                let (silence, stuck) = (session.silent_for(), session.stuck_for());
+                let silence = session.silent_for().min(self.awake.lasts(now));
+                let stuck = session.stuck_for();
                 let reason = if silence > SILENCE {
                     Some(format!("was silent for {:.1} s", silence.as_secs_f64()))
                 } else if stuck > STUCK {

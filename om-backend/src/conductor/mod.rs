@@ -16,6 +16,7 @@ use crate::peer::Introduction;
 use crate::rdma::{SharedMemory, Subnet};
 use crate::session::Subject;
 use crate::supervisor::Supervised;
+use crate::supervisor::awake::Awake;
 use crate::wiring::Wiring;
 use m2m_fabric::Fabric;
 use m2m_fabric::proto::{RdmaRequest, Reply};
@@ -131,6 +132,7 @@ pub struct Conductor {
     next_epoch: u64,
     /// Functions whose EM could not be told of a change because its queue was full.
     untold: BTreeSet<u32>,
+    awake: Awake,
 }
 
 impl Conductor {
@@ -157,6 +159,7 @@ impl Conductor {
             sender,
             next_epoch: 1,
             untold: BTreeSet::new(),
+            awake: Awake::new(Instant::now()),
         }
     }
 

@@ -3,6 +3,7 @@
 //!
 //! [`Supervised`] is one EM's record; the OM's own thread (see [`crate::conductor`]) drives it.
 
+pub mod awake;
 pub mod backoff;
 pub mod process;
 pub mod progress;
@@ -12,8 +13,8 @@ use backoff::Backoff;
 use process::Process;
 use std::time::{Duration, Instant};
 
-/// An EM that says nothing for this long is replaced.
-pub const SILENCE: Duration = Duration::from_secs(3);
+/// An EM that says nothing for this long is replaced: the time after which a VMM gives up on it too.
+pub const SILENCE: Duration = Duration::from_secs(5);
 /// An EM whose data path has something to do and does not come round for this long is replaced. More
 /// than a disk or a busy host holds up a thread.
 pub const STUCK: Duration = Duration::from_secs(10);
