@@ -64,16 +64,18 @@ impl RdmaFunction {
     /// As after power-on: no object of the driver is left.
     pub fn reset(&mut self) {
         self.device.reset();
+        self.links.forget_blocked();
     }
 
     /// One round. Answers whether anything was done.
     pub fn turn(&mut self, now: Instant) -> bool {
+        self.links.set_now(now);
         let arrived = self.wires.collect();
         if !self.bus_master {
             // On any network, packets to who is not there are lost.
             while self.wires.take().is_some() {}
             self.wires.release();
-            return arrived;
+            return self.device.discard_frames(&mut self.links) | arrived;
         }
         let memory = self.memory.pin();
         while let Some((from, packet)) = self.wires.take() {
@@ -90,7 +92,7 @@ impl RdmaFunction {
             fabric: &mut self.wires,
             now,
         };
-        let worked = self.device.turn(&mut cx);
+        let worked = self.device.turn(&mut cx, &mut self.links);
         self.wires.flush();
         arrived | worked
     }
@@ -99,12 +101,26 @@ impl RdmaFunction {
     pub fn arm(&mut self) -> bool {
         let busy = self.doorbells.is_rung()
             || self.device.patience(Instant::now()) == Some(Duration::ZERO);
-        (self.bus_master && busy) || self.wires.arm()
+        if self.bus_master && busy || self.wires.arm() {
+            return true;
+        }
+        let waits = self.device.waits_for_receives();
+        for link in self.links.iter_mut() {
+            // What comes behind a frame that waits would wake for nothing.
+            if !(waits && link.blocked.is_some()) && link.port.arm() {
+                return true;
+            }
+        }
+        let memory = self.memory.pin();
+        self.bus_master && self.device.has_frames(&self.links, &memory)
     }
 
     /// Takes the wish for wake-ups back.
     pub fn disarm(&mut self) {
         self.wires.disarm();
+        for link in self.links.iter_mut() {
+            link.port.disarm();
+        }
     }
 
     /// When there must be a turn at the latest.

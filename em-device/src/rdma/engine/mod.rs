@@ -126,6 +126,17 @@ pub struct QpStatus {
     pub draining: bool,
 }
 
+/// The completion queues of an engine.
+#[derive(Debug)]
+pub struct CqsMut<'e, F: Front>(&'e mut Slab<Cq<F::Completion>>);
+
+impl<F: Front> CqsMut<'_, F> {
+    /// A completion queue.
+    pub fn get_mut(&mut self, num: CqNum) -> Option<&mut F::Completion> {
+        self.0.get_mut(num.0).map(|cq| &mut cq.queue)
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Engine<F: Front> {
@@ -161,6 +172,11 @@ impl<F: Front> Engine<F> {
     /// The memory regions.
     pub fn regions_mut(&mut self) -> &mut Regions {
         &mut self.shared.regions
+    }
+
+    /// The memory regions and the completion queues, to be used at the same time.
+    pub fn regions_and_cqs(&mut self) -> (&Regions, CqsMut<'_, F>) {
+        (&self.shared.regions, CqsMut(&mut self.shared.cqs))
     }
 
     /// What happened so far.

@@ -3,16 +3,19 @@
 use super::command::{Command, Output, Status, failure, opcode as op};
 use super::doorbells::{Doorbells, MAX_EQ, MAX_NUMBER};
 use super::eq::{Eq, Eqe, event};
+use super::ether::{EtherContext, EtherPath, discard};
 use super::nic::{EtherState, FIRST_SQ};
 use super::pages::Allowance;
 use super::registers::{BAR_BYTES, FIRST_UAR, UAR_BYTES};
 use super::table::Table;
 use super::{Mlx5, command};
+use crate::net::links::Links;
 use crate::rdma::engine::{Context, Engine, Notice};
 use crate::rdma::packet::Addresses;
-use crate::rdma::verbs::{CqNum, Destination, Path, Peer, QpNum};
+use crate::rdma::verbs::{CqNum, Destination, Path, Peer, Pushed, QpNum};
 use dot_iommu::DotView;
 use m2m_fabric::proto::{RdmaLinkLayer, RdmaSpec};
+use smallvec::SmallVec;
 use smartep::irq::Irqs;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -64,6 +67,7 @@ pub struct Device {
     pub(super) engine: Engine<Mlx5>,
     pub(super) objects: Objects,
     pub(super) ether: EtherState,
+    pub(super) path: EtherPath,
     pub(super) addresses: Addresses,
     /// A bit for each GID that changed and that nobody took yet.
     pub(super) gid_news: u16,
@@ -83,6 +87,7 @@ impl Device {
             link_up: spec.link_up,
             addresses: addresses(&spec),
             ether: EtherState::new(spec.mac, spec.mtu),
+            path: EtherPath::new(spec.mtu),
             spec,
             own,
             irqs,
@@ -144,10 +149,11 @@ impl Device {
         self.running = false;
         self.engine.clear();
         self.objects = Objects::new();
-        let counters = self.ether.counters;
+        let counters = std::mem::take(&mut self.ether.counters);
         let revision = self.ether.revision();
         self.ether = EtherState::new(self.spec.mac, self.spec.mtu);
         self.ether.go_on_from(counters, revision);
+        self.path = EtherPath::new(self.spec.mtu);
         self.polled_slot = None;
         for (index, gid) in self.addresses.gids.iter().enumerate() {
             if self.spec.link == RdmaLinkLayer::Ethernet && *gid != [0; 16] {
@@ -174,7 +180,9 @@ impl Device {
         cx: &mut Context<'_>,
     ) -> Vec<u8> {
         let mut output = Output::new();
-        match self.dispatch(command, path, cx, &mut output) {
+        let result = self.dispatch(command, path, cx, &mut output);
+        self.path.follow(&self.ether);
+        match result {
             Ok(()) => output.into_bytes(),
             Err(status) => {
                 log::debug!("command {:#x} failed: {status}", command.opcode);
@@ -263,10 +271,12 @@ impl Device {
         })
     }
 
-    /// One round: doorbells, the engine, events. Answers whether anything was done.
-    pub fn turn(&mut self, cx: &mut Context<'_>) -> bool {
+    /// One round: doorbells, the engine, frames on `links`, events. Answers whether anything was
+    /// done.
+    pub fn turn(&mut self, cx: &mut Context<'_>, links: &mut Links) -> bool {
         let mut worked = self.take_doorbells(cx.memory);
         worked |= self.engine.turn(cx);
+        worked |= self.move_frames(cx.memory, links);
         while let Some(notice) = self.engine.take_notice() {
             self.report(notice, cx.memory);
             worked = true;
@@ -276,6 +286,55 @@ impl Device {
             worked = true;
         }
         worked
+    }
+
+    /// Frames go nowhere, for the function cannot take them now. Answers whether there were any.
+    pub fn discard_frames(&mut self, links: &mut Links) -> bool {
+        discard(links, &mut self.ether.counters)
+    }
+
+    fn move_frames(&mut self, memory: &DotView<'_>, links: &mut Links) -> bool {
+        if !self.running {
+            return self.discard_frames(links);
+        }
+        let mut events = SmallVec::<[(u32, Pushed); 8]>::new();
+        let (regions, mut cqs) = self.engine.regions_and_cqs();
+        let mut complete = |cqn, cqe| {
+            let pushed = cqs
+                .get_mut(CqNum(cqn))
+                .map_or(Pushed::Overrun, |cq| cq.push_raw(cqe, memory));
+            if pushed != Pushed::Stored {
+                events.push((cqn, pushed));
+            }
+            pushed
+        };
+        let worked = self.path.turn(&mut EtherContext {
+            view: memory,
+            regions,
+            links,
+            complete: &mut complete,
+            counters: &mut self.ether.counters,
+            link_up: self.link_up,
+        });
+        for (cqn, pushed) in events {
+            match pushed {
+                Pushed::Overrun => {
+                    self.post(&Eqe::cq_error(cqn), memory);
+                }
+                _ => self.post_completion(cqn, memory),
+            }
+        }
+        worked
+    }
+
+    /// Before sleep: whether there are frames to be moved.
+    pub fn has_frames(&mut self, links: &Links, memory: &DotView<'_>) -> bool {
+        self.path.is_busy(links, memory)
+    }
+
+    /// Whether a frame waits for a receive entry; it is looked for at [`Self::patience`].
+    pub fn waits_for_receives(&self) -> bool {
+        self.path.waits_for_receives()
     }
 
     fn take_doorbells(&mut self, memory: &DotView<'_>) -> bool {
@@ -302,7 +361,7 @@ impl Device {
             worked = true;
             match number < FIRST_SQ {
                 true => self.engine.ring(QpNum(number)),
-                false => self.ether.ring(number),
+                false => self.path.ring(number),
             }
         });
         worked

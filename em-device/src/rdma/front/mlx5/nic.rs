@@ -4,6 +4,7 @@
 use super::buffer::QueueBuffer;
 use super::command::Status;
 use super::doorbells::MAX_NUMBER;
+use super::ether::EtherCounters;
 use super::pages::Charge;
 use super::table::Table;
 use std::collections::HashSet;
@@ -76,7 +77,6 @@ pub struct SendQueue {
     /// Transport interface, if it has one: queues without are for the driver's own signals.
     pub tisn: Option<u32>,
     pub(crate) context: Vec<u8>,
-    pub(crate) rung: bool,
     pub(crate) _charge: Charge,
 }
 
@@ -162,48 +162,6 @@ pub struct NicVport {
     pub roce_en: bool,
 }
 
-/// Frames and their bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Frames {
-    /// Frames.
-    pub packets: u64,
-    /// Bytes.
-    pub octets: u64,
-}
-
-/// Frames by kind of destination.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct FramesByKind {
-    /// To one.
-    pub unicast: Frames,
-    /// To a group.
-    pub multicast: Frames,
-    /// To all.
-    pub broadcast: Frames,
-}
-
-impl FramesByKind {
-    /// All of them.
-    pub(crate) fn total(&self) -> Frames {
-        let all = [self.unicast, self.multicast, self.broadcast];
-        Frames {
-            packets: all.iter().map(|frames| frames.packets).sum(),
-            octets: all.iter().map(|frames| frames.octets).sum(),
-        }
-    }
-}
-
-/// What is counted of the interface; the frame data path fills it in.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct NicCounters {
-    /// Frames that the driver got.
-    pub received: FramesByKind,
-    /// Frames that the driver sent.
-    pub transmitted: FramesByKind,
-    /// Frames that found no receive entry.
-    pub out_of_buffer: u64,
-}
-
 /// All objects of the interface.
 #[derive(Debug)]
 pub struct EtherState {
@@ -221,8 +179,7 @@ pub struct EtherState {
     pub(crate) flow_entries: HashSet<(u32, u32)>,
     pub(crate) vport: NicVport,
     /// What is counted.
-    pub counters: NicCounters,
-    rung: Vec<u32>,
+    pub counters: EtherCounters,
     revision: u64,
 }
 
@@ -255,8 +212,7 @@ impl EtherState {
                 promisc_all: false,
                 roce_en: false,
             },
-            counters: NicCounters::default(),
-            rung: Vec::new(),
+            counters: EtherCounters::default(),
             revision: 0,
         }
     }
@@ -267,7 +223,7 @@ impl EtherState {
     }
 
     /// Counters and revision go on over a teardown.
-    pub(crate) fn go_on_from(&mut self, counters: NicCounters, revision: u64) {
+    pub(crate) fn go_on_from(&mut self, counters: EtherCounters, revision: u64) {
         self.counters = counters;
         self.revision = revision.wrapping_add(1);
     }
@@ -280,6 +236,22 @@ impl EtherState {
     /// All send queues by number, in no order.
     pub fn send_queues(&self) -> impl Iterator<Item = (u32, &SendQueue)> {
         self.sqs.iter()
+    }
+
+    /// A send queue.
+    pub fn send_queue(&self, number: u32) -> Option<&SendQueue> {
+        self.sqs.get(number).ok()
+    }
+
+    /// A receive queue.
+    pub fn receive_queue(&self, number: u32) -> Option<&ReceiveQueue> {
+        self.rqs.get(number).ok()
+    }
+
+    /// Whether a queue completes to this completion queue.
+    pub fn uses_cq(&self, cqn: u32) -> bool {
+        let mut sends = self.send_queues();
+        sends.any(|(_, sq)| sq.cqn == cqn) || self.receive_queues().any(|(_, rq)| rq.cqn == cqn)
     }
 
     /// All receive queues by number, in no order.
@@ -300,28 +272,5 @@ impl EtherState {
     /// The filter and its settings.
     pub fn vport(&self) -> &NicVport {
         &self.vport
-    }
-
-    /// A send queue was rung.
-    pub(crate) fn ring(&mut self, number: u32) {
-        let Ok(queue) = self.sqs.get_mut(number) else {
-            return;
-        };
-        if !std::mem::replace(&mut queue.rung, true) {
-            self.rung.push(number);
-        }
-    }
-
-    /// A send queue that was rung since it was taken last.
-    pub fn take_rung(&mut self) -> Option<u32> {
-        loop {
-            let number = self.rung.pop()?;
-            // A queue that is gone in between is not there to be told.
-            if let Ok(queue) = self.sqs.get_mut(number)
-                && std::mem::take(&mut queue.rung)
-            {
-                return Some(number);
-            }
-        }
     }
 }

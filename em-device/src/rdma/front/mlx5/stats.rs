@@ -1,14 +1,16 @@
 //! What the function counts, and how long it may be left alone.
 
 use super::Device;
-use m2m_fabric::proto::QueueStats;
+use m2m_fabric::proto::{QueueStats, RdmaLinkLayer};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 impl Device {
     /// The longest time without a turn.
     pub fn patience(&self, now: Instant) -> Option<Duration> {
-        self.engine.patience(now)
+        let frames = self.path.deadline(now);
+        let frames = frames.map(|at| at.saturating_duration_since(now));
+        self.engine.patience(now).into_iter().chain(frames).min()
     }
 
     /// Counters by kind of work: what this function asked of others, and what others asked of it.
@@ -47,6 +49,16 @@ impl Device {
             for row in rows.iter_mut().filter(|row| row.name == name) {
                 row.drops = drops(all);
             }
+        }
+        if self.spec.link == RdmaLinkLayer::Ethernet {
+            let c = &self.ether.counters;
+            let (rx, tx) = (c.received.total(), c.transmitted.total());
+            rows.push(row("ethernet-tx", tx.packets, tx.octets));
+            // A frame that is dropped says by its reason which way it went.
+            rows.push(QueueStats {
+                drops: c.drops().map(|(name, n)| (name.to_owned(), n)).collect(),
+                ..row("ethernet-rx", rx.packets, rx.octets)
+            });
         }
         rows
     }

@@ -110,6 +110,7 @@ const ROCE: &[Value] = &[
 const ETHERNET_OFFLOADS: &[Value] = &[
     value(0x0, 0, 1, 1),  // csum_cap
     value(0x0, 1, 1, 1),  // vlan_cap
+    value(0x1, 0, 1, 1),  // self_lb_en_modifiable: there never is any loopback
     value(0x1, 3, 5, 16), // max_lso_cap, log2
     value(0x2, 4, 4, 7),  // rss_ind_tbl_cap, log2
 ];

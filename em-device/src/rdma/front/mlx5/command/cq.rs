@@ -96,6 +96,9 @@ impl Device {
     pub(in super::super) fn destroy_cq(&mut self, command: &Command) -> Result<(), Status> {
         let num = command.index();
         self.objects.cqs.get(num)?;
+        if self.ether.uses_cq(num) {
+            return Err(Status::Busy);
+        }
         self.engine.remove_cq(CqNum(num))?;
         self.objects.cqs.remove(num, false).map(|_| ())
     }

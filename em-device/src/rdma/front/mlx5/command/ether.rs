@@ -197,7 +197,6 @@ impl Device {
             state: QueueState::of(sqc::STATE.get(&context))?,
             tisn,
             context,
-            rung: false,
             _charge: charge,
         })?;
         out.set_index(number);

@@ -99,6 +99,14 @@ mod mad {
     pub(super) const UNSUPPORTED: u32 = 0xc;
 }
 
+/// Only the function's own port is there.
+fn check_own(command: &Command) -> Result<(), Status> {
+    match command.get(header::OTHER_VPORT) {
+        0 => Ok(()),
+        _ => Err(Status::BadParameter),
+    }
+}
+
 impl Device {
     /// ACCESS_REG. What is written is answered and otherwise ignored: the administrator's settings
     /// are the DPU's.
@@ -170,10 +178,7 @@ impl Device {
         if self.spec.link != RdmaLinkLayer::Infiniband {
             return Err(Status::BadOperation);
         }
-        match command.get(header::OTHER_VPORT) {
-            0 => Ok(()),
-            _ => Err(Status::BadParameter),
-        }
+        check_own(command)
     }
 
     pub(in super::super) fn query_hca_vport_context(
@@ -232,7 +237,7 @@ impl Device {
         command: &Command,
         out: &mut Output,
     ) -> Result<(), Status> {
-        self.check_ib_port(command)?;
+        check_own(command)?;
         for (n, index) in table_range(command.get(TABLE_INDEX), PKEYS)?.enumerate() {
             let pkey = if index == 0 { DEFAULT_PKEY } else { 0 };
             out.put(DATA + 4 * n, &u32::from(pkey).to_be_bytes());

@@ -4,7 +4,7 @@ use super::super::Device;
 use super::super::bits::{Field, array, put};
 use super::super::device::MAX_GIDS;
 use super::super::fields::header;
-use super::super::nic::{FramesByKind, NicCounters};
+use super::super::ether::{EtherCounters, Traffic};
 use super::{Command, Output, Status, opcode as op};
 
 /// `nic_vport_context`: in the reply and, behind a longer header, in MODIFY_NIC_VPORT_CONTEXT.
@@ -66,7 +66,7 @@ const TRANSMITTED: [usize; 3] = [0xa0, 0xc0, 0x80];
 const PPCNT_GROUP: Field = Field::new(0x3, 2, 6);
 const PPCNT_LEN: usize = 0x100;
 
-fn put_kinds(out: &mut Output, at: [usize; 3], frames: &FramesByKind) {
+fn put_kinds(out: &mut Output, at: [usize; 3], frames: &Traffic) {
     let kinds = [frames.unicast, frames.multicast, frames.broadcast];
     for (at, frames) in at.into_iter().zip(kinds) {
         out.put(at, &frames.packets.to_be_bytes());
@@ -75,11 +75,11 @@ fn put_kinds(out: &mut Output, at: [usize; 3], frames: &FramesByKind) {
 }
 
 /// `ppcnt_reg` with the counters of the group that it asks for; other groups are zero.
-pub(super) fn port_counters(register: &mut [u8; PPCNT_LEN], counters: &NicCounters) -> usize {
+pub(super) fn port_counters(register: &mut [u8; PPCNT_LEN], counters: &EtherCounters) -> usize {
     let ieee = PPCNT_GROUP.get(register) == 0;
     register.iter_mut().skip(8).for_each(|byte| *byte = 0);
     if ieee {
-        let (tx, rx) = (counters.transmitted, counters.received);
+        let (tx, rx) = (&counters.transmitted, &counters.received);
         let values = [
             (0x08, tx.total().packets),
             (0x10, rx.total().packets),

@@ -2,6 +2,7 @@
 
 mod driver;
 mod ethernet;
+mod frames;
 mod objects;
 mod probe;
 mod random;

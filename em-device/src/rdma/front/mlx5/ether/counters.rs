@@ -23,6 +23,15 @@ pub struct Traffic {
 }
 
 impl Traffic {
+    /// All of them.
+    pub(in super::super) fn total(&self) -> Count {
+        let all = [self.unicast, self.multicast, self.broadcast];
+        Count {
+            packets: all.iter().map(|count| count.packets).sum(),
+            octets: all.iter().map(|count| count.octets).sum(),
+        }
+    }
+
     /// Counts a frame to `destination`.
     pub(super) fn add(&mut self, destination: &[u8], bytes: usize) {
         let count = match destination.first_chunk::<6>() {

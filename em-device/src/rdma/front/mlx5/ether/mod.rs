@@ -12,6 +12,7 @@ mod deliver;
 mod filter;
 mod headers;
 mod memory;
+mod path;
 mod receive;
 mod rss;
 mod rx;
@@ -21,6 +22,7 @@ mod udp;
 
 pub use counters::{Count, EtherCounters, Traffic};
 pub use filter::EtherFilter;
+pub use path::{EtherPath, discard};
 pub use receive::EtherReceive;
 pub use rss::{HashFunction, Rss};
 pub use rx::{EtherRx, RxSetup};

@@ -8,7 +8,7 @@ use super::rx::EtherRx;
 use super::{Complete, EtherContext, EtherCounters};
 use crate::flow::{L2Header, MacTable};
 use crate::frame::{Frame, FrameMeta};
-use crate::net::links::{self, Blocked, Link};
+use crate::net::links::{self, Blocked, Link, Links};
 use crate::net::queue::drop_reason;
 use crate::net::receive::PATIENCE;
 use crate::offload::{Needs, Receiver, Segmenter, finished_checksum};
@@ -32,6 +32,8 @@ pub struct EtherReceive {
     pub filter: EtherFilter,
     receiver: Receiver,
     segmenter: Segmenter,
+    /// Whether a wire was left with a frame that waits for a receive entry.
+    waits: bool,
 }
 
 impl EtherReceive {
@@ -44,6 +46,7 @@ impl EtherReceive {
             // The driver cannot be told to finish a frame itself.
             receiver: Receiver::plain(mtu),
             segmenter: Segmenter::new(),
+            waits: false,
         }
     }
 
@@ -53,16 +56,26 @@ impl EtherReceive {
     }
 
     /// Whether a frame that waits has room now, so that a turn would take it.
-    pub fn can_go_on(&mut self, view: &DotView<'_>) -> bool {
-        self.rqs
-            .values_mut()
-            .any(|rq| rq.is_open() && rq.has_room(view))
+    pub fn can_go_on(&mut self, links: &Links, view: &DotView<'_>) -> bool {
+        let mut blocked = links.iter().filter_map(|link| link.blocked);
+        self.waits
+            && blocked.any(|blocked| {
+                let rq = self.rqs.get_mut(&u32::from(blocked.queue));
+                rq.is_none_or(|rq| !rq.is_open() || rq.has_room(view))
+            })
+    }
+
+    /// Whether the last turn left a frame that waits for a receive entry. Nobody tells when there is
+    /// one.
+    pub fn waits(&self) -> bool {
+        self.waits
     }
 
     /// Takes what the wires show, within limits. Answers how many frames.
     pub fn turn(&mut self, cx: &mut EtherContext<'_>) -> usize {
         let split = cx.links.split();
         let mut done = 0;
+        self.waits = false;
         for link in split.wires {
             let slot = link.learning_slot();
             let mut sink = Sink {
@@ -153,7 +166,7 @@ impl RxSink for Sink<'_, '_> {
                 Rx::Taken
             }
             Delivered::Dropped(reason) => self.drop(reason),
-            Delivered::NoRoom => self.wait(),
+            Delivered::NoRoom => self.wait(rqn),
         }
     }
 }
@@ -177,16 +190,19 @@ impl Sink<'_, '_> {
     }
 
     /// The frame waits for the driver, but not for ever.
-    fn wait(&mut self) -> Rx {
+    fn wait(&mut self, rqn: u32) -> Rx {
         let since = self
             .blocked
             .map_or_else(Instant::now, |blocked| blocked.since);
         // Kept when the frame is dropped: the next one does not wait as long again.
-        *self.blocked = Some(Blocked { queue: 0, since });
+        // Numbers of receive queues have 12 bits.
+        let queue = rqn as u16;
+        *self.blocked = Some(Blocked { queue, since });
         if since.elapsed() >= PATIENCE {
             self.counters.out_of_buffer += 1;
             return self.drop(drop_reason::NO_BUFFER);
         }
+        self.receive.waits = true;
         Rx::Later
     }
 

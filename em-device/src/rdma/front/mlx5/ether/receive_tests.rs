@@ -296,9 +296,9 @@ fn large_frames_arrive_in_segments() {
     assert_eq!(bench.turn(), 0, "it waits for entries");
     assert_eq!(bench.cqes.len(), 3);
     let reader = bench.memory.table.reader();
-    assert!(!bench.receive.can_go_on(&reader.pin()));
+    assert!(!bench.receive.can_go_on(&bench.links, &reader.pin()));
     bench.post(0, 5, 100);
-    assert!(bench.receive.can_go_on(&reader.pin()));
+    assert!(bench.receive.can_go_on(&bench.links, &reader.pin()));
     assert_eq!(bench.turn(), 1);
     let mut all: Vec<u8> = Vec::new();
     for n in 0..bench.cqes.len() {

@@ -98,6 +98,21 @@ impl EtherTx {
         !self.failed && self.blocked.is_none() && self.ring.is_posted(view)
     }
 
+    /// Whether its first frame waits for room on a wire.
+    pub fn is_blocked(&self) -> bool {
+        self.blocked.is_some()
+    }
+
+    /// Until when its first frame waits for room on a wire.
+    pub fn gives_up_at(&self) -> Option<Instant> {
+        self.blocked?.checked_add(PATIENCE)
+    }
+
+    /// Whether there may be more after a turn that took `done` entries, without a doorbell.
+    pub fn goes_on(&self, done: usize) -> bool {
+        !self.failed && (done >= BUDGET || self.is_blocked())
+    }
+
     /// Back to the beginning, as the driver's own queue is after a reset.
     pub fn reset(&mut self) {
         self.ring.reset();

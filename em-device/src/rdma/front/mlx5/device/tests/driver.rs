@@ -5,6 +5,7 @@ use super::super::super::command::{self, mailbox, opcode as op};
 use super::super::super::fields::{cqc, eqc, mkc, qpc};
 use super::super::super::{Action, Doorbells, Registers};
 use super::super::Device;
+use crate::net::links::Links;
 use crate::rdma::engine::Context;
 use crate::rdma::packet::{Addresses, Fabric, NotSent, Packet, Route};
 use crate::rdma::verbs::{Destination, Path, Peer};
@@ -70,6 +71,7 @@ pub(super) struct Driver {
     pub(super) registers: Registers,
     pub(super) device: Device,
     pub(super) path: Option<Path>,
+    pub(super) links: Links,
     fabric: NoFabric,
     pages: u64,
 }
@@ -85,6 +87,7 @@ impl Driver {
         Self {
             memory: Memory::new(),
             registers,
+            links: Links::default(),
             fabric: NoFabric(device.addresses().clone()),
             device,
             path: Some(PATH),
@@ -119,7 +122,10 @@ impl Driver {
     }
 
     pub(super) fn turn(&mut self) -> bool {
-        self.with(|device, cx| device.turn(cx))
+        let mut links = std::mem::take(&mut self.links);
+        let worked = self.with(|device, cx| device.turn(cx, &mut links));
+        self.links = links;
+        worked
     }
 
     /// Puts a command into entry `slot` and rings. `input` begins behind the opcode.

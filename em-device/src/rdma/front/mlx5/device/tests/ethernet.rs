@@ -2,20 +2,21 @@
 
 use super::super::super::bits::{Field, put};
 use super::super::super::command::opcode as op;
+use super::super::super::ether::Count;
 use super::super::super::fields::{rqc, sqc, tirc, wq};
-use super::super::super::nic::{Dispatch, Frames, QueueState};
+use super::super::super::nic::{Dispatch, QueueState};
 use super::driver::*;
 use m2m_fabric::proto::RdmaLinkLayer;
 
-const AT: usize = 0x20;
-const WQ: usize = 0x50;
+pub(super) const AT: usize = 0x20;
+pub(super) const WQ: usize = 0x50;
 
-fn driver() -> Driver {
+pub(super) fn driver() -> Driver {
     Driver::started(RdmaLinkLayer::Ethernet)
 }
 
 /// A ring of 16 entries.
-fn ring(driver: &mut Driver, log_stride: u32, values: &[(Field, u32)]) -> Vec<u8> {
+pub(super) fn ring(driver: &mut Driver, log_stride: u32, values: &[(Field, u32)]) -> Vec<u8> {
     let (page, record) = (driver.page(), driver.page());
     let mut input = input_with(values);
     for (field, value) in [
@@ -30,7 +31,7 @@ fn ring(driver: &mut Driver, log_stride: u32, values: &[(Field, u32)]) -> Vec<u8
     input
 }
 
-fn modify(index: u32, from: u32, state: Field, to: u32) -> Vec<u8> {
+pub(super) fn modify(index: u32, from: u32, state: Field, to: u32) -> Vec<u8> {
     let mut input = input_with(&[(state.at(AT), to)]);
     put(&mut input, 8, &(from << 28 | index).to_be_bytes());
     input
@@ -90,13 +91,7 @@ fn queues_are_made_opened_and_closed() {
         assert_eq!((number, queue.state), (rq, QueueState::Ready));
         assert!(queue.strip_vlan);
     }
-    let bell = [0u32, sq << 8 | 2].map(u32::to_be_bytes).concat();
-    driver.registers.write(9 * 4096 + 0x800, &bell);
-    driver.registers.write(9 * 4096 + 0x800, &bell);
-    assert!(driver.turn());
-    assert_eq!(driver.device.ether().take_rung(), Some(sq));
-    assert_eq!(driver.device.ether().take_rung(), None);
-
+    assert_eq!(driver.status(op::DESTROY_CQ, &about(cq)), 6, "in use");
     driver.ok(op::DESTROY_SQ, &about(sq), 16);
     driver.ok(op::DESTROY_RQ, &about(rq), 16);
     driver.ok(op::DESTROY_TIS, &about(tis), 16);
@@ -252,7 +247,7 @@ fn flow_tables_are_numbers_with_bounds() {
 fn counters_and_state_are_told() {
     let mut driver = driver();
     let counters = &mut driver.device.ether().counters;
-    let frames = |packets, octets| Frames { packets, octets };
+    let frames = |packets, octets| Count { packets, octets };
     counters.received.unicast = frames(3, 300);
     counters.transmitted.multicast = frames(5, 500);
     counters.out_of_buffer = 7;

@@ -1,0 +1,283 @@
+//! Frames through queues that commands made: out by a send queue, in by a receive queue.
+
+use super::super::super::bits::{Field, get64};
+use super::super::super::command::opcode as op;
+use super::super::super::fields::{cqc, rqc, sqc, tirc, wq};
+use super::driver::*;
+use super::ethernet::{AT, WQ, driver, modify, ring};
+use crate::net::links::Link;
+use crate::port::Port;
+use crate::port::loopback::LoopbackPort;
+use std::time::{Duration, Instant};
+
+/// Where frames and receive buffers are.
+const FRAME: u64 = PAGES + 0x10_0000;
+const BUFFERS: u64 = PAGES + 0x11_0000;
+/// What [`LoopbackPort`] gives back is for the sender: its own address.
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+/// A ring as its driver sees it: number, memory, doorbell record, entries.
+struct Queue {
+    number: u32,
+    memory: u64,
+    record: u64,
+    count: u16,
+}
+
+struct Bench {
+    driver: Driver,
+    key: u32,
+    cq: Queue,
+    eq: u64,
+    rq: Queue,
+    sq: Queue,
+}
+
+fn last_page(input: &[u8]) -> u64 {
+    get64(input, input.len() - 8)
+}
+
+fn new_rq(driver: &mut Driver, cqn: u32) -> Queue {
+    let input = ring(driver, 4, &[(rqc::CQN.at(AT), cqn)]);
+    let number = driver.create(op::CREATE_RQ, &input);
+    driver.ok(op::MODIFY_RQ, &modify(number, 0, rqc::STATE, 1), 16);
+    Queue {
+        number,
+        memory: last_page(&input),
+        record: get64(&input, WQ + wq::DBR_ADDR),
+        count: 0,
+    }
+}
+
+fn new_sq(driver: &mut Driver, cqn: u32) -> Queue {
+    let input = ring(driver, 6, &[(sqc::CQN.at(AT), cqn)]);
+    let number = driver.create(op::CREATE_SQ, &input);
+    driver.ok(op::MODIFY_SQ, &modify(number, 0, sqc::STATE, 1), 16);
+    Queue {
+        number,
+        memory: last_page(&input),
+        record: get64(&input, WQ + wq::DBR_ADDR),
+        count: 0,
+    }
+}
+
+impl Bench {
+    /// One queue of each kind; all frames go to the receive queue.
+    fn new() -> Self {
+        Self::with(Box::new(LoopbackPort::default()))
+    }
+
+    fn with(port: Box<dyn Port>) -> Self {
+        let mut driver = driver();
+        assert!(driver.links.add(Link::new(1, port, None), false));
+        let (eqn, eq) = driver.create_eq(4, 0, 1);
+        let pd = driver.create(op::ALLOC_PD, &[]);
+        let key = driver.create(op::CREATE_MKEY, &physical_key(pd)) << 8 | 0x42;
+        let input = driver.cq_input(eqn, 4);
+        let cq = Queue {
+            number: driver.create(op::CREATE_CQ, &input),
+            memory: last_page(&input),
+            record: get64(&input, cqc::AT + cqc::DBR_ADDR),
+            count: 0,
+        };
+        let rq = new_rq(&mut driver, cq.number);
+        let sq = new_sq(&mut driver, cq.number);
+        driver.create(
+            op::CREATE_TIR,
+            &input_with(&[(tirc::INLINE_RQN.at(AT), rq.number)]),
+        );
+        Self {
+            driver,
+            key,
+            cq,
+            eq,
+            rq,
+            sq,
+        }
+    }
+
+    fn segment(&self, addr: u64, len: u32) -> Vec<u8> {
+        let words = [len, self.key].map(u32::to_be_bytes).concat();
+        [words, addr.to_be_bytes().to_vec()].concat()
+    }
+
+    fn buffer(index: u16) -> u64 {
+        BUFFERS + u64::from(index) * 2048
+    }
+
+    /// Posts a receive entry.
+    fn receive(&mut self) {
+        let index = self.rq.count % 16;
+        let at = self.rq.memory + u64::from(index) * 16;
+        let entry = self.segment(Self::buffer(index), 2048);
+        self.driver.memory.write(at, &entry);
+        self.rq.count += 1;
+        let count = u32::from(self.rq.count).to_be_bytes();
+        self.driver.memory.write(self.rq.record, &count);
+    }
+
+    /// Posts a frame with this byte as its payload and rings.
+    fn send(&mut self, byte: u8) {
+        let mut frame = [MAC, [2, 0, 0, 0, 0, 9]].concat();
+        frame.extend([0x88, 0xb5]);
+        frame.extend([byte; 50]);
+        let index = self.sq.count;
+        let addr = FRAME + u64::from(index) * 64;
+        self.driver.memory.write(addr, &frame);
+        let ctrl = [
+            u32::from(index) << 8 | 0xa,
+            self.sq.number << 8 | 3,
+            8, // a completion
+            0,
+        ];
+        let mut entry = ctrl.map(u32::to_be_bytes).concat();
+        entry.extend([0; 16]);
+        entry.extend(self.segment(addr, frame.len() as u32));
+        let at = self.sq.memory + u64::from(index % 16) * 64;
+        self.driver.memory.write(at, &entry);
+        self.sq.count += 1;
+        let count = u32::from(self.sq.count).to_be_bytes();
+        self.driver.memory.write(self.sq.record + 4, &count);
+        let bell = [u32::from(index) << 8 | 0xa, self.sq.number << 8 | 3];
+        let bell = bell.map(u32::to_be_bytes).concat();
+        self.driver.registers.write(9 * 4096 + 0x800, &bell);
+    }
+
+    fn turns(&mut self) {
+        while self.driver.turn() {}
+    }
+
+    /// The next completion: its opcode, and of which entry.
+    fn completion(&mut self) -> Option<(u8, u16)> {
+        let at = self.cq.memory + u64::from(self.cq.count % 16) * 64;
+        let cqe = self.driver.memory.read(at, 64);
+        let owner = (self.cq.count >> 4) as u8 & 1;
+        let valid = cqe[63] >> 4 != 0xf && cqe[63] & 1 == owner && cqe != [0; 64];
+        valid.then(|| {
+            self.cq.count += 1;
+            let count = u32::from(self.cq.count).to_be_bytes();
+            self.driver.memory.write(self.cq.record, &count);
+            (cqe[63] >> 4, u16::from_be_bytes([cqe[60], cqe[61]]))
+        })
+    }
+
+    fn payload(&self, index: u16) -> u8 {
+        self.driver.memory.read(Self::buffer(index) + 20, 1)[0]
+    }
+}
+
+const SENT: u8 = 0;
+const RECEIVED: u8 = 2;
+
+#[test]
+fn a_frame_goes_out_by_a_send_queue_and_comes_in_by_a_receive_queue() {
+    let mut bench = Bench::new();
+    for n in 0..40 {
+        bench.receive();
+        bench.send(n as u8);
+        bench.turns();
+        assert_eq!(bench.completion(), Some((SENT, n)));
+        assert_eq!(bench.completion(), Some((RECEIVED, n)));
+        assert_eq!(bench.payload(n % 16), n as u8);
+    }
+    assert_eq!(bench.completion(), None);
+    let counters = &bench.driver.device.ether().counters;
+    assert_eq!(counters.transmitted.unicast.packets, 40);
+    assert_eq!(counters.received.unicast.octets, 40 * 64);
+}
+
+#[test]
+fn a_completion_of_an_armed_queue_is_an_event() {
+    let mut bench = Bench::new();
+    let arm = [0, bench.cq.number].map(u32::to_be_bytes).concat();
+    bench.driver.registers.write(9 * 4096 + 0x20, &arm);
+    bench.turns();
+    assert_eq!(bench.driver.memory.read(bench.eq + 63, 1), [1], "none yet");
+    bench.send(1);
+    bench.turns();
+    let event = bench.driver.memory.read(bench.eq, 64);
+    assert_eq!((event[1], event[63]), (0, 0));
+    assert_eq!(Field::new(59, 0, 8).get(&event), bench.cq.number & 0xff);
+}
+
+#[test]
+fn queues_that_stay_go_on_and_new_ones_of_the_same_number_begin_anew() {
+    let mut bench = Bench::new();
+    for n in 0..3 {
+        bench.receive();
+        bench.send(n);
+    }
+    bench.turns();
+    while bench.completion().is_some() {}
+
+    // Another queue comes, and the sender's number goes to a new one.
+    let cqn = bench.cq.number;
+    new_rq(&mut bench.driver, cqn);
+    let gone = bench.sq.number;
+    bench.driver.ok(op::DESTROY_SQ, &about(gone), 16);
+    bench.sq = new_sq(&mut bench.driver, cqn);
+    assert_eq!(bench.sq.number, gone);
+    bench.receive();
+    bench.send(7);
+    bench.turns();
+    assert_eq!(bench.completion(), Some((SENT, 0)), "from the beginning");
+    assert_eq!(bench.completion(), Some((RECEIVED, 3)), "went on");
+    assert_eq!(bench.payload(3), 7);
+}
+
+#[test]
+fn a_queue_that_was_reset_begins_anew() {
+    let mut bench = Bench::new();
+    bench.receive();
+    bench.send(1);
+    bench.turns();
+    while bench.completion().is_some() {}
+    for (from, to) in [(1, 3), (3, 0), (0, 1)] {
+        let change = modify(bench.rq.number, from, rqc::STATE, to);
+        bench.driver.ok(op::MODIFY_RQ, &change, 16);
+    }
+    bench.rq.count = 0;
+    bench.receive();
+    bench.send(2);
+    bench.turns();
+    assert_eq!(bench.completion(), Some((SENT, 1)));
+    assert_eq!(bench.completion(), Some((RECEIVED, 0)));
+    assert_eq!(bench.payload(0), 2);
+}
+
+#[test]
+fn frames_wait_for_entries_without_keeping_the_data_path_busy() {
+    let mut bench = Bench::new();
+    bench.send(5);
+    bench.turns();
+    assert_eq!(bench.completion(), Some((SENT, 0)));
+    assert_eq!(bench.completion(), None);
+    assert!(bench.driver.device.waits_for_receives());
+    let patience = bench.driver.device.patience(Instant::now()).unwrap();
+    assert!(patience > Duration::ZERO, "looks again, but not at once");
+    let reader = bench.driver.memory.table.reader();
+    let has_frames = |bench: &mut Bench| {
+        let Driver { device, links, .. } = &mut bench.driver;
+        device.has_frames(links, &reader.pin())
+    };
+    assert!(!has_frames(&mut bench));
+    bench.receive();
+    assert!(has_frames(&mut bench));
+    bench.turns();
+    assert_eq!(bench.completion(), Some((RECEIVED, 0)));
+    assert!(!bench.driver.device.waits_for_receives());
+    assert_eq!(bench.driver.device.patience(Instant::now()), None);
+}
+
+#[test]
+fn without_a_driver_frames_are_dropped() {
+    let mut bench = Bench::new();
+    bench.send(5);
+    bench.turns();
+    assert!(bench.driver.device.waits_for_receives());
+    bench.driver.ok(op::TEARDOWN_HCA, &[], 16);
+    bench.turns();
+    assert!(!bench.driver.device.waits_for_receives());
+    let drops: Vec<_> = bench.driver.device.ether().counters.drops().collect();
+    assert_eq!(drops, [("not-running", 1)]);
+}
