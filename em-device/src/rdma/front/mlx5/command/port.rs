@@ -17,6 +17,7 @@ mod register {
     pub(super) const PMTU: u32 = 0x5003;
     pub(super) const PTYS: u32 = 0x5004;
     pub(super) const PAOS: u32 = 0x5006;
+    pub(super) const PFCC: u32 = 0x5007;
     pub(super) const PPCNT: u32 = 0x5008;
     pub(super) const PVLC: u32 = 0x500f;
     pub(super) const NODE_DESC: u32 = 0x6001;
@@ -147,6 +148,11 @@ impl Device {
                 let status = if self.link_up { 1 } else { 2 };
                 PAOS.iter().for_each(|field| field.set(&mut data, status));
                 0x10
+            }
+            // There is no flow control, of priorities or as a whole.
+            register::PFCC if ethernet => {
+                data.fill(0);
+                0x20
             }
             register::PPCNT => super::vport::port_counters(&mut data, &self.ether.counters),
             _ => return Err(Status::BadParameter),

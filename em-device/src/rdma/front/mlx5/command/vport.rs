@@ -83,12 +83,12 @@ pub(super) fn port_counters(register: &mut [u8; PPCNT_LEN], counters: &EtherCoun
         let values = [
             (0x08, tx.total().packets),
             (0x10, rx.total().packets),
-            (0x30, tx.total().octets),
-            (0x38, rx.total().octets),
-            (0x40, tx.multicast.packets),
-            (0x48, tx.broadcast.packets),
-            (0x50, rx.multicast.packets),
-            (0x58, rx.broadcast.packets),
+            (0x28, tx.total().octets),
+            (0x30, rx.total().octets),
+            (0x38, tx.multicast.packets),
+            (0x40, tx.broadcast.packets),
+            (0x48, rx.multicast.packets),
+            (0x50, rx.broadcast.packets),
         ];
         for (at, value) in values {
             put(register, at, &value.to_be_bytes());

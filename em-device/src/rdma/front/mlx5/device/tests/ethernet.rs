@@ -263,6 +263,10 @@ fn counters_and_state_are_told() {
     (register[7], register[10], register[11]) = (1, 0x50, 0x08);
     let register = driver.ok(op::ACCESS_REG, &register, 0x110);
     assert_eq!((register[0x1f], register[0x27]), (5, 3));
+    assert_eq!(register[0x46..0x48], [1, 44], "octets received");
+    let mut register = vec![0; 0x30];
+    (register[7], register[10], register[11]) = (1, 0x50, 0x07);
+    assert_eq!(driver.ok(op::ACCESS_REG, &register, 0x30)[0x14..], [0; 0x1c]);
     let state = driver.ok(op::QUERY_VPORT_STATE, &[], 16);
     assert_eq!(state[0xf], 0x11);
     driver.device.set_link(false);

@@ -1,6 +1,7 @@
 //! Commands of random bytes: nothing panics, and what they make stays within limits.
 
 use super::super::super::command::{mailbox, opcode};
+use super::super::super::nic::FIRST_SQ;
 use super::super::super::pages::MAX_LIST_BYTES;
 use super::driver::*;
 use crate::testing::BASE;
@@ -67,14 +68,16 @@ fn storm(link: RdmaLinkLayer, rounds: u32, seed: u64) {
             command.input[8..12].copy_from_slice(&[0, 0, 0, random.below(8) as u8]);
         }
         let number = random.below(70) as u32;
+        let mut links = std::mem::take(&mut driver.links);
         succeeded += driver.with(|device, cx| {
             device.doorbells.ring_send(number);
+            device.doorbells.ring_send(FIRST_SQ + number);
             device.doorbells.ring_cq(number);
             device.doorbells.update_eq(number, number * 77, true);
             let path = device.destination(&command).map(|_| PATH);
             let output = device.execute(&command, path, cx);
             if number == 0 {
-                device.turn(cx);
+                device.turn(cx, &mut links);
             }
             // Unless something is in use most of the time, little is tried.
             let running = device.running();
@@ -84,6 +87,7 @@ fn storm(link: RdmaLinkLayer, rounds: u32, seed: u64) {
             }
             u32::from(running && output.first() == Some(&0))
         });
+        driver.links = links;
         let objects = &driver.device.objects;
         assert!(objects.allowance.used() <= MAX_LIST_BYTES);
         assert!(objects.eqs.len() < 64 && objects.uars.len() < 4096);
