@@ -31,7 +31,7 @@ class Function:
 class RdmaFunction:
     """An RDMA function of one guest, on the EM of its virtio-net function."""
 
-    def __init__(self, index, link_type="infiniband", mtu=1500, mapped_doorbells=False):
+    def __init__(self, index, link_type="ethernet", mtu=1500, mapped_doorbells=False):
         self.em, self.name = f"em{index}", f"rdma{index}"
         self.mac = f"02:00:00:01:00:{index + 1:02x}"
         # of its network interface, which there is with link type Ethernet only

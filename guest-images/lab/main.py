@@ -45,8 +45,8 @@ def arguments(argv):
     p.add_argument("--queue-pairs", type=int, default=1, metavar="N")
     p.add_argument("--no-rdma-function", action="store_true",
                    help="leave the RDMA functions away: virtio-net and soft RoCE on it only")
-    p.add_argument("--rdma-link", choices=("infiniband", "ethernet"), default="infiniband",
-                   help="what the port of an RDMA function is (default infiniband)")
+    p.add_argument("--rdma-link", choices=("ethernet", "infiniband"), default="ethernet",
+                   help="what the port of an RDMA function is (default ethernet)")
     p.add_argument("--qemu-arg", action="append", default=[], metavar="ARG", help="an extra argument for QEMU")
     p.add_argument("--json", metavar="FILE", help="also write the results there")
     args = p.parse_args(argv)

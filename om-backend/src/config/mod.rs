@@ -91,7 +91,7 @@ pub struct NetConfig {
 /// What only an RDMA device has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RdmaConfig {
-    /// What its port is attached to.
+    /// What its port is attached to: Ethernet unless the file says otherwise.
     pub link_type: LinkType,
     /// Whether the VMM may map the doorbell pages.
     pub mapped_doorbells: bool,

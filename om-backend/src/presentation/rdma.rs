@@ -146,13 +146,13 @@ mod tests {
 
     #[test]
     fn a_driver_recognises_the_device_by_its_ids_and_the_class_tells_the_link_type() {
-        let (_, bytes) = presented("");
+        let (_, bytes) = presented("link_type = \"infiniband\"");
         assert_eq!((word(&bytes, 0), word(&bytes, 2)), (0x15b3, 0x101e));
         assert_eq!(dword(&bytes, 8), 0x0207_0000, "class and revision");
         assert_eq!((word(&bytes, 0x2c), word(&bytes, 0x2e)), (0x1af4, 0x1100));
         assert_eq!(bytes[0x3d], 0, "no INTx pin");
         assert_eq!(bytes[0x10] & 0xf, 0xc, "64-bit prefetchable memory");
-        let (_, bytes) = presented("link_type = \"ethernet\"");
+        let (_, bytes) = presented("");
         assert_eq!(dword(&bytes, 8), 0x0200_0000);
     }
 
@@ -177,7 +177,9 @@ mod tests {
 
     #[test]
     fn the_em_hears_addresses_and_that_all_of_the_bar_is_its_own() {
-        let (spec, _) = presented("mtu = 4096\nmapped_doorbells = true\nlink = \"down\"");
+        let lines =
+            "mtu = 4096\nmapped_doorbells = true\nlink = \"down\"\nlink_type = \"infiniband\"";
+        let (spec, _) = presented(lines);
         assert!(spec.control.is_empty());
         let sizes: Vec<(u32, u64)> = spec.regions.iter().map(|r| (r.index, r.size)).collect();
         assert_eq!(sizes, [(0, 16 << 20), (7, 4096)]);

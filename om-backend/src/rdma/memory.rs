@@ -138,7 +138,7 @@ mod tests {
         for (n, network) in ["blue", "blue", "blue", "red"].iter().enumerate() {
             text += &format!(
                 "[[em]]\nname = \"em{n}\"\n[[em.function]]\nname = \"f{n}\"\nkind = \"rdma\"\n\
-                 mac = \"02:00:00:00:00:{n:02x}\"\nnetwork = \"{network}\"\n"
+                 link_type = \"infiniband\"\nmac = \"02:00:00:00:00:{n:02x}\"\nnetwork = \"{network}\"\n"
             );
         }
         let mut subnet = Subnet::new(&Config::parse("test", &text).unwrap());

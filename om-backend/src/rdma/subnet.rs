@@ -311,7 +311,7 @@ mod tests {
                  network = \"{network}\"\nkind = {kind}\n"
             )
         };
-        let (ib, eth) = ("\"rdma\"", "\"rdma\"\nlink_type = \"ethernet\"");
+        let (ib, eth) = ("\"rdma\"\nlink_type = \"infiniband\"", "\"rdma\"");
         // the order in the file is the order of ids
         let text = format!(
             "[[network]]\nname = \"blue\"\n[[network]]\nname = \"red\"\n\

@@ -187,9 +187,9 @@ fn ports_need_no_peer_and_a_capture_is_no_carrier() {
     assert!(!w.carrier(1));
 }
 
-const IB: &str = "kind = \"rdma\"\nnetwork = \"blue\"";
+const IB: &str = "kind = \"rdma\"\nlink_type = \"infiniband\"\nnetwork = \"blue\"";
 const ROCE: &str = "kind = \"rdma\"\nlink_type = \"ethernet\"\nnetwork = \"blue\"";
-const RED_IB: &str = "kind = \"rdma\"\nnetwork = \"red\"";
+const RED_IB: &str = "kind = \"rdma\"\nlink_type = \"infiniband\"\nnetwork = \"red\"";
 
 /// The joined pairs of functions, by what travels between them.
 fn pairs(w: &Wiring, cargo: Cargo) -> Vec<(u32, u32)> {

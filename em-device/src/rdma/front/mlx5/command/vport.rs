@@ -3,8 +3,8 @@
 use super::super::Device;
 use super::super::bits::{Field, array, put};
 use super::super::device::MAX_GIDS;
-use super::super::fields::header;
 use super::super::ether::{EtherCounters, Traffic};
+use super::super::fields::header;
 use super::{Command, Output, Status, opcode as op};
 
 /// `nic_vport_context`: in the reply and, behind a longer header, in MODIFY_NIC_VPORT_CONTEXT.

@@ -11,6 +11,7 @@ use crate::port::Rx;
 use dot_iommu::DotView;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::{Duration, Instant};
 
 /// Frames of a wire that one turn without receivers drops.
@@ -67,11 +68,11 @@ impl EtherPath {
         self.sends.retain(|sqn, _| state.send_queue(*sqn).is_some());
         for (sqn, queue) in state.send_queues() {
             let ready = queue.state == QueueState::Ready;
-            if !self.sends.contains_key(&sqn) {
+            if let Entry::Vacant(vacant) = self.sends.entry(sqn) {
                 match EtherTx::new(tx_setup(sqn, queue)) {
                     Ok(tx) => {
                         let (ready, rung) = (false, false);
-                        self.sends.insert(sqn, Send { tx, ready, rung });
+                        vacant.insert(Send { tx, ready, rung });
                     }
                     Err(error) => log::debug!("send queue {sqn:#x} cannot be used: {error}"),
                 }
@@ -92,10 +93,10 @@ impl EtherPath {
         let rqs = &mut self.receive.rqs;
         rqs.retain(|rqn, _| state.receive_queue(*rqn).is_some());
         for (rqn, queue) in state.receive_queues() {
-            if !rqs.contains_key(&rqn) {
+            if let Entry::Vacant(vacant) = rqs.entry(rqn) {
                 match EtherRx::new(rx_setup(rqn, queue)) {
                     Ok(rx) => {
-                        rqs.insert(rqn, rx);
+                        vacant.insert(rx);
                     }
                     Err(error) => log::debug!("receive queue {rqn:#x} cannot be used: {error}"),
                 }
@@ -157,8 +158,7 @@ impl EtherPath {
     /// Before sleep: whether there is work already.
     pub fn is_busy(&mut self, links: &Links, view: &DotView<'_>) -> bool {
         let posted = |send: &Send| send.rung && send.ready && !send.tx.is_blocked();
-        self.sends.values().any(posted)
-            || self.receive.can_go_on(links, view)
+        self.sends.values().any(posted) || self.receive.can_go_on(links, view)
     }
 
     /// Whether a frame waits for a receive entry.

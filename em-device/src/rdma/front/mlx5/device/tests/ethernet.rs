@@ -266,7 +266,10 @@ fn counters_and_state_are_told() {
     assert_eq!(register[0x46..0x48], [1, 44], "octets received");
     let mut register = vec![0; 0x30];
     (register[7], register[10], register[11]) = (1, 0x50, 0x07);
-    assert_eq!(driver.ok(op::ACCESS_REG, &register, 0x30)[0x14..], [0; 0x1c]);
+    assert_eq!(
+        driver.ok(op::ACCESS_REG, &register, 0x30)[0x14..],
+        [0; 0x1c]
+    );
     let state = driver.ok(op::QUERY_VPORT_STATE, &[], 16);
     assert_eq!(state[0xf], 0x11);
     driver.device.set_link(false);
