@@ -30,9 +30,8 @@ impl<F: Front> Engine<F> {
     /// pair in error is not flushed.
     #[inline]
     pub fn ring_receive(&mut self, num: QpNum) {
-        if let Some(qp) = self.qps.get_mut(num.0)
-            && qp.state == QpState::Error
-        {
+        let qp = self.qps.get_mut(num.0);
+        if let Some(qp) = qp.filter(|qp| qp.state == QpState::Error) {
             qp.receive_rung = true;
             self.mark(num);
         }

@@ -205,10 +205,10 @@ impl<F: Front> Shared<F> {
     /// The next news.
     pub(super) fn take_notice(&mut self) -> Option<Notice> {
         let notice = self.notices.queue.pop_front()?;
-        if let Notice::Completion(num) = notice
-            && let Some(cq) = self.cqs.get_mut(num.0)
-        {
-            cq.announced = false;
+        if let Notice::Completion(num) = notice {
+            if let Some(cq) = self.cqs.get_mut(num.0) {
+                cq.announced = false;
+            }
         }
         Some(notice)
     }

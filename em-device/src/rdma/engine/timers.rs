@@ -36,9 +36,8 @@ impl Timers {
     /// Sees to it that [`Self::expired`] finds `timer` in time.
     #[inline]
     pub(super) fn arm(&mut self, num: QpNum, kind: Kind, timer: &mut Timer) {
-        if let Some(due) = timer.due
-            && timer.armed.is_none_or(|armed| due < armed)
-        {
+        let sooner = |due: &Instant| timer.armed.is_none_or(|armed| *due < armed);
+        if let Some(due) = timer.due.filter(sooner) {
             timer.armed = Some(due);
             self.heap.push(Reverse((due, num.0, kind)));
         }
