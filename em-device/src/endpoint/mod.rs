@@ -39,6 +39,9 @@ pub enum EndpointError {
     /// The system refused.
     #[error("cannot start the function's thread: {0}")]
     System(#[from] std::io::Error),
+    /// Nothing polls them.
+    #[error("doorbell pages that the VMM maps are not served yet; leave `mapped_doorbells` out")]
+    MappedDoorbells,
     /// The worker is gone.
     #[error("the data path has ended")]
     Worker,

@@ -45,6 +45,9 @@ impl RdmaData {
         table: &DotTable,
         irqs: Arc<Irqs>,
     ) -> Result<Self, EndpointError> {
+        if spec.mapped_doorbells {
+            return Err(EndpointError::MappedDoorbells);
+        }
         let (id, own) = (seat.id, Peer(seat.id));
         let doorbells = Arc::new(Doorbells::default());
         let device = Device::new(spec.clone(), own, irqs, doorbells.clone());

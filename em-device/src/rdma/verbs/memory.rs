@@ -74,6 +74,8 @@ pub struct Region {
     pub len: u64,
     /// Where it is.
     pub translation: Translation,
+    /// Pages that a change may give its translation at most: what was set aside for it.
+    pub capacity: usize,
     /// Whether it may be used (a free region may be registered by a work request).
     pub valid: bool,
 }
@@ -323,6 +325,7 @@ mod tests {
                 pages: pages.into(),
                 offset: start & 0xfff,
             },
+            capacity: pages.len(),
             valid: true,
         }
     }

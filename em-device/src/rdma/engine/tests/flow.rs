@@ -274,6 +274,7 @@ fn a_region_of_another_domain_cannot_be_changed() {
         start: 0,
         len: 1,
         translation: Translation::Identity,
+        capacity: 1 << 20,
         valid: true,
     };
     lab.nodes[0].engine.regions_mut().insert(region).unwrap();

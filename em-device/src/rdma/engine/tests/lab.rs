@@ -243,6 +243,7 @@ impl Node {
             start,
             len,
             translation,
+            capacity: 1 << 20,
             valid: true,
         };
         self.engine.regions_mut().insert(region).unwrap();

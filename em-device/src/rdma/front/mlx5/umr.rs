@@ -76,7 +76,7 @@ pub(super) fn parse(
     }
     let start = has(mask::START).then(|| mkc.start.get());
     let shift = has(mask::PAGE_SIZE | mask::PAGE_SIZE_5).then_some(mkc.log_page_size & 0x3f);
-    let list = list(&ctrl, bytes, regions, view)?;
+    let list = list(&ctrl, bytes, (regions, region.capacity), view)?;
     Some(RegionChange {
         key: region.key,
         variant: has(mask::KEY).then_some(mkc.mkey_7_0),
@@ -117,7 +117,7 @@ struct List {
 fn list(
     ctrl: &UmrCtrl,
     bytes: &mut &[u8],
-    regions: &Regions,
+    (regions, capacity): (&Regions, usize),
     view: &DotView<'_>,
 ) -> Option<Option<List>> {
     let len = usize::from(ctrl.xlt_octowords.get()) * OCTOWORD;
@@ -129,7 +129,7 @@ fn list(
         _ => u64::from(ctrl.xlt_offset_47_16.get()) << 16 | u64::from(ctrl.xlt_offset.get()),
     };
     let first = usize::try_from(octowords).ok()? * (OCTOWORD / ENTRY);
-    if first + len / ENTRY > MAX_ENTRIES {
+    if first.checked_add(len / ENTRY)? > capacity.min(MAX_ENTRIES) {
         return None;
     }
     let mut raw = vec![0; len];

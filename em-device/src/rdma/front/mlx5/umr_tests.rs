@@ -13,6 +13,9 @@ const FREE: u64 = 1 << 29;
 /// What the driver sets when it registers: key, free, rights, PD, length, page size, start.
 const ENABLE: u64 = 0x201e_20c3;
 
+/// Pages set aside for a test's region.
+const CAPACITY: usize = 1 << 20;
+
 /// A free region of pages without a list, with index `n` and variant 7.
 pub(super) fn add_region(regions: &mut Regions, n: u32) {
     assert_eq!(regions.allocate(), Ok(n));
@@ -27,6 +30,7 @@ pub(super) fn add_region(regions: &mut Regions, n: u32) {
             pages: [].into(),
             offset: 0,
         },
+        capacity: CAPACITY,
         valid: false,
     };
     regions.insert(region).unwrap();
@@ -42,6 +46,7 @@ fn add_all_memory(regions: &mut Regions) {
         start: 0,
         len: u64::MAX,
         translation: Translation::Identity,
+        capacity: 1 << 20,
         valid: true,
     };
     regions.insert(region).unwrap();
@@ -150,6 +155,7 @@ fn a_registration_with_its_list_in_the_entry() {
             .into(),
             offset: 0x123,
         },
+        capacity: CAPACITY,
         valid: true,
     };
     assert_eq!(regions.get(1), Some(&expected));
@@ -353,4 +359,17 @@ fn changes_that_make_no_sense_are_bad() {
     bus.key = MemKey(1 << 8);
     without.insert(bus).unwrap();
     assert_eq!(parse(&memory, &without, &good), None, "bus addresses");
+}
+
+#[test]
+fn a_list_longer_than_what_was_set_aside_is_bad() {
+    let (memory, mut regions) = setup();
+    for (capacity, fits) in [(8, true), (7, false)] {
+        let mut region = regions.remove(1).unwrap();
+        region.capacity = capacity;
+        assert_eq!(regions.allocate(), Ok(1));
+        regions.insert(region).unwrap();
+        let change = parse(&memory, &regions, &registration());
+        assert_eq!(change.is_some(), fits, "{capacity} pages");
+    }
 }

@@ -37,6 +37,12 @@ fn rights(context: &[u8]) -> Rights {
         | Rights::REMOTE_ATOMIC.when(mkc::A.is_set(context))
 }
 
+/// Pages that a free key may get. Lists are registered in units of 64 bytes.
+fn free_pages(context: &[u8]) -> u64 {
+    let octwords = u64::from(mkc::TRANSLATIONS_OCTWORD_SIZE.get(context));
+    (octwords * MTTS_PER_OCTWORD).next_multiple_of(8)
+}
+
 impl Device {
     pub(in super::super) fn create_mkey(
         &mut self,
@@ -60,6 +66,11 @@ impl Device {
             false => get64(&context, mkc::LEN_FIELD),
         };
         let (translation, charge) = self.translation(command, &context, free, (start, len))?;
+        let capacity = match (&translation, free) {
+            (Translation::Identity, _) => 0,
+            (Translation::Pages { .. }, true) => free_pages(&context) as usize,
+            (Translation::Pages { pages, .. }, false) => pages.len(),
+        };
         let index = self.engine.regions_mut().allocate()?;
         let region = Region {
             key: MemKey(index << 8 | mkc::MKEY_7_0.get(&context)),
@@ -68,6 +79,7 @@ impl Device {
             start,
             len,
             translation,
+            capacity,
             valid: !free,
         };
         self.engine.regions_mut().insert(region)?;
@@ -93,13 +105,12 @@ impl Device {
         match (mode, free) {
             (PHYSICAL, _) => Ok((Translation::Identity, allowance.take(0)?)),
             (MTT, true) => {
-                let octwords = u64::from(mkc::TRANSLATIONS_OCTWORD_SIZE.get(context));
                 let translation = Translation::Pages {
                     shift: DEFAULT_SHIFT,
                     pages: [].into(),
                     offset: 0,
                 };
-                Ok((translation, allowance.take(octwords * 16)?))
+                Ok((translation, allowance.take(free_pages(context) * 8)?))
             }
             (MTT, false) => {
                 let shift = mkc::LOG_PAGE_SIZE.get(context);

@@ -29,6 +29,7 @@ pub(super) fn all_memory() -> Regions {
         start: 0,
         len: u64::MAX,
         translation: Translation::Identity,
+        capacity: 1 << 20,
         valid: true,
     };
     regions.insert(region).unwrap();
