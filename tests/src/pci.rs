@@ -1,8 +1,10 @@
 //! What a guest's PCI core does with a function: identify, size the BARs, walk the capabilities, switch on.
 
 use crate::client::Vmm;
-use crate::wire::CONFIG_REGION;
+use crate::wire::{self, CONFIG_REGION};
 use crate::{Error, Result};
+use rustix::event::EventfdFlags;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Command register: memory decoding.
 pub const COMMAND_MEMORY: u16 = 1 << 1;
@@ -170,6 +172,29 @@ impl Function {
     pub fn set_msix(&self, vmm: &mut dyn Vmm, enable: bool, mask: bool) -> Result<()> {
         let at = u64::from(self.msix.offset) + 2;
         write16(vmm, at, u16::from(enable) << 15 | u16::from(mask) << 14)
+    }
+
+    /// MSI-X on, with an eventfd for each vector as a VMM sets them; `interrupts` keeps those it has.
+    ///
+    /// # Errors
+    /// The server refused something.
+    pub fn connect_msix(&self, vmm: &mut dyn Vmm, interrupts: &mut Vec<OwnedFd>) -> Result<()> {
+        while interrupts.len() < usize::from(self.msix.vectors) {
+            let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
+            interrupts.push(rustix::event::eventfd(0, flags).map_err(std::io::Error::from)?);
+        }
+        self.set_msix(vmm, true, false)?;
+        for (chunk, fds) in interrupts.chunks(16).enumerate() {
+            let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+            vmm.set_irqs(
+                wire::IRQ_MSIX,
+                wire::IRQ_EVENTFD_TRIGGER,
+                chunk as u32 * 16,
+                fds.len() as u32,
+                &fds,
+            )?;
+        }
+        Ok(())
     }
 
     /// Offset of the first capability `id`.

@@ -12,13 +12,11 @@ use crate::client::{Client, Vmm};
 use crate::memory::GuestMemory;
 use crate::pci::Function;
 use crate::virtio_net::Guest;
-use crate::wire;
 use crate::{Error, Result};
 pub use command::opcode;
 pub use objects::{Buffer, QpPlan, Service};
 pub use queues::{Cq, Cqe, Qp, Send};
-use rustix::event::EventfdFlags;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -97,23 +95,8 @@ impl Mlx5 {
     /// The server refused something.
     pub fn switch_on(&mut self) -> Result<()> {
         self.pci.enable(self.vmm.as_mut())?;
-        while self.interrupts.len() < usize::from(self.pci.msix.vectors) {
-            let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
-            let fd = rustix::event::eventfd(0, flags).map_err(std::io::Error::from)?;
-            self.interrupts.push(fd);
-        }
-        self.pci.set_msix(self.vmm.as_mut(), true, false)?;
-        for (chunk, fds) in self.interrupts.chunks(16).enumerate() {
-            let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-            self.vmm.set_irqs(
-                wire::IRQ_MSIX,
-                wire::IRQ_EVENTFD_TRIGGER,
-                chunk as u32 * 16,
-                fds.len() as u32,
-                &fds,
-            )?;
-        }
-        Ok(())
+        self.pci
+            .connect_msix(self.vmm.as_mut(), &mut self.interrupts)
     }
 
     /// From the hand-over of the command queue to a port that is active, as `mlx5_core` and `mlx5_ib` do.

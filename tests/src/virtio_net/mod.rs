@@ -12,12 +12,11 @@ use crate::memory::{GuestMemory, Shape};
 use crate::pci::Function;
 use crate::ring::Ring;
 use crate::time::{SOON, wait_for};
-use crate::wire;
 use crate::{Error, Result};
 use features::{NO_VECTOR, common, status};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -168,25 +167,8 @@ impl VirtioNet {
     /// The server refused something.
     pub fn switch_on(&mut self) -> Result<()> {
         self.pci.enable(self.vmm.as_mut())?;
-        if self.interrupts.is_empty() {
-            for _ in 0..self.pci.msix.vectors {
-                let fd = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
-                    .map_err(std::io::Error::from)?;
-                self.interrupts.push(fd);
-            }
-        }
-        self.pci.set_msix(self.vmm.as_mut(), true, false)?;
-        for (chunk, fds) in self.interrupts.chunks(16).enumerate() {
-            let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-            self.vmm.set_irqs(
-                wire::IRQ_MSIX,
-                wire::IRQ_EVENTFD_TRIGGER,
-                chunk as u32 * 16,
-                fds.len() as u32,
-                &fds,
-            )?;
-        }
-        Ok(())
+        self.pci
+            .connect_msix(self.vmm.as_mut(), &mut self.interrupts)
     }
 
     /// The whole of virtio 1.3 §3.1.1, from reset to DRIVER_OK, then the queue pairs of the setup.

@@ -77,7 +77,7 @@ impl Receive {
     }
 
     /// Entries that are posted and not taken, as the driver's counter says.
-    pub fn posted(&mut self, view: &DotView<'_>) -> u16 {
+    fn waiting(&mut self, view: &DotView<'_>) -> u16 {
         let entries = match self {
             Self::Cyclic(Cyclic { entries }) | Self::Linked(Linked { entries, .. }) => entries,
         };
@@ -254,6 +254,10 @@ impl ReceiveQueue for Receive {
             Self::Linked(queue) => queue.take(memory),
         };
         next.unwrap_or(Next::Unreadable)
+    }
+
+    fn posted(&mut self, memory: &DotView<'_>) -> u32 {
+        self.waiting(memory).into()
     }
 
     fn reset(&mut self) {
