@@ -44,6 +44,7 @@ def test_one_command_ends_with_a_perftest_table(ctx):
 
 def test_without_rdma_functions_there_is_soft_roce(ctx):
     """./run-vm.sh --no-rdma-function measures soft RoCE alone."""
+    before = leftovers()
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "result.json")
         done = subprocess.run([RUN, "--no-rdma-function", "--test", "ib_write_lat", "--json", out],
@@ -52,7 +53,7 @@ def test_without_rdma_functions_there_is_soft_roce(ctx):
         with open(out) as f:
             results = json.load(f)["results"]
         assert {r["device"] for r in results} == {"soft RoCE"}, results
-    assert not leftovers(), leftovers()
+    assert not leftovers(before), leftovers(before)
 
 
 def test_a_command_that_fails_in_the_guest_gives_its_status(ctx):
