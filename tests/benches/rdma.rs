@@ -4,6 +4,7 @@
 use distdpu_tests::dpu::Dpu;
 use distdpu_tests::mlx5::{Buffer, Cq, Mlx5, Qp, QpPlan, Send, Service, opcode};
 use distdpu_tests::virtio_net::Guest;
+use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -88,7 +89,7 @@ impl Pair {
                     service: Service::Rc,
                     pd,
                     log_send,
-                    log_receive: 0,
+                    log_receive: 2,
                 };
                 let a = self
                     .a
@@ -214,11 +215,17 @@ fn rate(pair: &mut Pair, qps: &mut [Qp], buffers: &[Buffer], count: u64) -> Outc
     let (begin, cpu) = (Instant::now(), pair.cpu()?);
     let batches = count / BATCH;
     let (mut posted, mut done) = (0u64, 0u64);
-    let window = (qps.len() as u64).min(64) * 3;
+    // Batches under way by queue pair: a queue has room for four, all together for the completions.
+    let mut busy: HashMap<u32, u64> = HashMap::new();
     while done < batches {
-        while posted < batches && posted - done < window {
+        while posted < batches && posted - done < 192 {
             let turn = posted as usize % qps.len();
             let qp = &mut qps[turn];
+            let under_way = busy.entry(qp.number).or_default();
+            if *under_way == 3 {
+                break;
+            }
+            *under_way += 1;
             for n in 0..BATCH {
                 let local = buffers[(posted * BATCH + n) as usize % buffers.len()];
                 let remote = pair.b.buffer;
@@ -228,11 +235,14 @@ fn rate(pair: &mut Pair, qps: &mut [Qp], buffers: &[Buffer], count: u64) -> Outc
             pair.a.driver.ring(qp)?;
             posted += 1;
         }
-        check(pair.a.cq.wait()?)?;
-        done += 1;
-        while let Some(cqe) = pair.a.cq.poll()? {
+        let mut next = Some(pair.a.cq.wait()?);
+        while let Some(cqe) = next {
             check(cqe)?;
             done += 1;
+            if let Some(under_way) = busy.get_mut(&cqe.qpn) {
+                *under_way -= 1;
+            }
+            next = pair.a.cq.poll()?;
         }
     }
     let messages = (batches * BATCH) as f64 / 1e6;
