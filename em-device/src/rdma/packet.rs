@@ -198,7 +198,8 @@ pub enum Route {
 pub trait Fabric {
     /// Sends a packet; packets to one peer arrive in order or not at all.
     fn send(&mut self, peer: Peer, packet: &Packet) -> Result<(), NotSent>;
-    /// Copies from a peer's memory. The spans are parts of `segment`, in order.
+    /// A file of a peer's memory, by the number that its [`Segment`]s name; `None` when it is not
+    /// known here (yet).
     fn file(&self, peer: Peer, file: u64) -> Option<&dot_iommu::HostMapping>;
     /// The way to a destination of a datagram.
     fn route(&mut self, to: &Destination) -> Route;

@@ -90,7 +90,7 @@ impl Segment {
             Nic::Disabled => 1,
         };
         let passed = now.saturating_duration_since(self.started);
-        // 1 ns is one tick: device_frequency is not announced.
+        // 1 ns is one tick, as device_frequency_khz says.
         let clock = passed.as_nanos() as u64;
         match offset {
             FW_REV => minor << 16 | major,

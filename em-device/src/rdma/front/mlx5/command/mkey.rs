@@ -65,12 +65,8 @@ impl Device {
             true => u64::MAX,
             false => get64(&context, mkc::LEN_FIELD),
         };
-        let (translation, charge) = self.translation(command, &context, free, (start, len))?;
-        let capacity = match (&translation, free) {
-            (Translation::Identity, _) => 0,
-            (Translation::Pages { .. }, true) => free_pages(&context) as usize,
-            (Translation::Pages { pages, .. }, false) => pages.len(),
-        };
+        let (translation, capacity, charge) =
+            self.translation(command, &context, free, (start, len))?;
         let index = self.engine.regions_mut().allocate()?;
         let region = Region {
             key: MemKey(index << 8 | mkc::MKEY_7_0.get(&context)),
@@ -92,25 +88,31 @@ impl Device {
         Ok(())
     }
 
-    /// Where the bytes of a new key are. A free key is charged for the list that it may get.
+    /// Where the bytes of a new key are, and how many pages it may have. A free key is charged for the
+    /// list that it may get.
     fn translation(
         &self,
         command: &Command,
         context: &[u8],
         free: bool,
         (start, len): (u64, u64),
-    ) -> Result<(Translation, Charge), Status> {
+    ) -> Result<(Translation, usize, Charge), Status> {
         let allowance = &self.objects.allowance;
         let mode = mkc::ACCESS_MODE_4_2.get(context) << 2 | mkc::ACCESS_MODE_1_0.get(context);
         match (mode, free) {
-            (PHYSICAL, _) => Ok((Translation::Identity, allowance.take(0)?)),
+            (PHYSICAL, _) => Ok((Translation::Identity, 0, allowance.take(0)?)),
             (MTT, true) => {
                 let translation = Translation::Pages {
                     shift: DEFAULT_SHIFT,
                     pages: [].into(),
                     offset: 0,
                 };
-                Ok((translation, allowance.take(free_pages(context) * 8)?))
+                let capacity = free_pages(context);
+                Ok((
+                    translation,
+                    capacity as usize,
+                    allowance.take(capacity * 8)?,
+                ))
             }
             (MTT, false) => {
                 let shift = mkc::LOG_PAGE_SIZE.get(context);
@@ -123,12 +125,13 @@ impl Device {
                     return Err(Status::BadParameter);
                 }
                 let (list, charge) = list(&command.input, shift, offset, len, allowance)?;
+                let capacity = list.pages.len();
                 let translation = Translation::Pages {
                     shift: list.shift,
                     pages: list.pages,
                     offset,
                 };
-                Ok((translation, charge))
+                Ok((translation, capacity, charge))
             }
             _ => Err(Status::BadParameter),
         }
