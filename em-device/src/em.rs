@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dot_iommu::{DotError, HostMapping, Perm};
+use dot_iommu::{DotError, HostMapping};
 use m2m_fabric::proto::{
     EmStats, Event, FunctionSpec, Hello, LinkKind, LinkSpec, RdmaRequest, Reply, Request,
 };
@@ -377,8 +377,7 @@ fn map_whole(fd: &OwnedFd) -> Result<Arc<HostMapping>, DotError> {
         errno,
     })?;
     let size = u64::try_from(stat.st_size).unwrap_or(0);
-    HostMapping::new(fd.as_fd(), 0, size, Perm::RW)
-        .or_else(|_| HostMapping::new(fd.as_fd(), 0, size, Perm::R))
+    HostMapping::of_file(fd.as_fd(), size)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -119,6 +119,14 @@ impl HostMapping {
         }))
     }
 
+    /// Maps the first `len` bytes of `fd` with [`Perm::RW`], or with [`Perm::R`] where the descriptor
+    /// does not allow writing.
+    ///
+    /// Errors: as [`Self::new`].
+    pub fn of_file(fd: BorrowedFd<'_>, len: u64) -> Result<Arc<HostMapping>, DotError> {
+        HostMapping::new(fd, 0, len, Perm::RW).or_else(|_| HostMapping::new(fd, 0, len, Perm::R))
+    }
+
     /// A fresh zero-filled memfd of `len` bytes, mapped with [`Perm::RW`]: for tests and benches.
     pub fn anonymous(len: u64) -> Result<Arc<HostMapping>, DotError> {
         let fd = HostMapping::memfd(len)?;

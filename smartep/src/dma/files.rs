@@ -48,8 +48,7 @@ impl FileCache {
             }
         }
         let size = size.max(end);
-        let mapping = HostMapping::new(fd.as_fd(), 0, size, Perm::RW)
-            .or_else(|_| HostMapping::new(fd.as_fd(), 0, size, Perm::R))?;
+        let mapping = HostMapping::of_file(fd.as_fd(), size)?;
         let cached = Cached {
             id: mapping.id(),
             mapping: Arc::downgrade(&mapping),
