@@ -12,6 +12,8 @@ FIND = ("for d in /sys/class/infiniband/*; do "
 TROUBLE = re.compile(r"WARNING:|BUG:|Call Trace|\bOops|general protection|hung task|soft lockup|hw csum failure|"
                      r"command timeout|timeout\. Will cause a leak|cmd_work_handler|"
                      r"health compromised|Fatal error|failed reclaiming pages", re.I)
+# Two interfaces on one segment: Linux lets each of them answer for the addresses of both, unless told not to.
+ARP = "echo 1 >/proc/sys/net/ipv4/conf/all/arp_ignore; echo 2 >/proc/sys/net/ipv4/conf/all/arp_announce"
 OURS = re.compile(r"mlx5|infiniband|ib_core|ib_uverbs|pci 0000|pcieport", re.I)
 
 
@@ -23,7 +25,7 @@ def bring_up(vm, function, timeout=60):
                        vm.console_log)
     name = device(vm, timeout)
     if function.link_type == "ethernet":
-        vm.must(f"n=$(ls /sys/class/infiniband/{name}/device/net | head -n1); ip link set $n mtu {function.mtu} up; "
+        vm.must(f"{ARP}; n=$(ls /sys/class/infiniband/{name}/device/net | head -n1); ip link set $n mtu {function.mtu} up; "
                 f"ip addr replace {function.ip}/24 dev $n", 20)
     deadline = time.monotonic() + timeout
     while "ACTIVE" not in (state := vm.must(f"cat /sys/class/infiniband/{name}/ports/1/state")):

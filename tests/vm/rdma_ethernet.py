@@ -10,11 +10,7 @@ LAB = {"mtu": 9000, "rdma": "ethernet", "cpus": 2}
 
 def devices(ctx):
     """Names of the devices in both guests, with the driver loaded and the interfaces up."""
-    names = ctx.lab.bring_up_rdma()
-    for vm in ctx.lab.vms:
-        # Both functions of a guest are in one segment: each interface answers for its own address only.
-        vm.must("sysctl -qw net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2")
-    return names
+    return ctx.lab.bring_up_rdma()
 
 
 def interface(vm, name):
@@ -57,6 +53,20 @@ def test_interface_and_port_come_up(ctx):
         assert "PORT_ACTIVE" in info and "link_layer:\t\tEthernet" in info, info
         gid_index(vm, device)
     clean(ctx)
+
+
+def test_each_interface_answers_for_its_own_address(ctx):
+    """The two functions of a guest share a segment, and yet no address is found behind the other's MAC."""
+    names = devices(ctx)
+    for here, there in ((0, 1), (1, 0)):
+        vm, peer = ctx.lab.vms[here], ctx.lab.functions[there]
+        own, other = "eth0", interface(vm, names[here])
+        for device, address, mac in ((own, peer.ip, peer.mac),
+                                     (other, ctx.lab.rdma_functions[there].ip, ctx.lab.rdma_functions[there].mac)):
+            for _ in range(5):
+                found = vm.must(f"ip neigh flush dev {device}; ping -q -c 1 -W 5 {address} >/dev/null; "
+                                f"ip neigh show {address} dev {device}")
+                assert mac in found, (vm.name, device, address, found)
 
 
 def test_ping_both_ways(ctx):
