@@ -19,7 +19,7 @@ from lab.session import Lab, find_parts  # noqa: E402
 
 MODULES = ("main_job", "network", "rdma", "rdma_function", "rdma_ethernet", "life_cycle")
 # Run when named: they take minutes each.
-NAMED = ("sessions", "rdma_function_more", "rdma_function_life", "own_image")
+NAMED = ("sessions", "rdma_function_more", "rdma_ethernet_more", "rdma_function_life", "own_image")
 
 
 class Context:
