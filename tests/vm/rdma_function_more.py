@@ -51,7 +51,7 @@ def test_many_queue_pairs_and_both_directions(ctx):
         for name in RC_TESTS:
             perftest(ctx, name, 65536, options)
     for name in RC_TESTS:
-        perftest(ctx, name, 8 << 20, "-q 8")
+        perftest(ctx, name, 1 << 20, "-q 8")
 
 
 def test_inline_and_unsignalled(ctx):
