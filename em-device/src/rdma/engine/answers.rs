@@ -117,6 +117,7 @@ impl<F: Front> Qp<F> {
             r.retries = 0;
             r.rnr_retries = 0;
             r.unknown = None;
+            r.untaken = None;
             // After going back, the answer may be to the first attempt.
             while let Some(flight) = r.flight.get(r.cursor) {
                 if flight.psns == 0 && flight.fate == Fate::Done {
@@ -251,6 +252,22 @@ impl<F: Front> Qp<F> {
         }
     }
 
+    /// Whether the peer's thread has not come to what was sent to it, as on a host that is busy with
+    /// other things: nothing is lost then, and to send again would not help. A peer that never comes
+    /// back is the OM's to notice, which then takes the path away.
+    fn peer_is_held_up(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(path) = self.attributes.path else {
+            return false;
+        };
+        let untaken = &mut self.requester.untaken;
+        let until = untaken
+            .take()
+            .unwrap_or_else(|| cx.fabric.position(path.peer));
+        // The same place as before: others' requests to this peer must not count.
+        *untaken = (!cx.fabric.is_taken(path.peer, until)).then_some(until);
+        untaken.is_some()
+    }
+
     /// A timer is due.
     pub(super) fn timed_out(&mut self, kind: Kind, sh: &mut Shared<F>, cx: &mut Context<'_>) {
         match kind {
@@ -258,6 +275,10 @@ impl<F: Front> Qp<F> {
             Kind::Answer => {
                 self.answer_timer.due = None;
                 if !self.sends() || !self.requester.waits() {
+                    return;
+                }
+                if self.service == Service::Rc && self.peer_is_held_up(cx) {
+                    self.restart_timer(cx.now);
                     return;
                 }
                 if self.service == Service::Rc {

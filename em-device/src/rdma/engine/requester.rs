@@ -109,6 +109,8 @@ pub(super) struct Requester {
     pub(super) retries: u8,
     /// As [`Self::retries`], for want of a receive.
     pub(super) rnr_retries: u8,
+    /// Where the wire was when a timer found that the responder had not taken what was sent to it.
+    pub(super) untaken: Option<u64>,
     /// Since when the responder does not know this memory, and how long the next pause is.
     pub(super) unknown: Option<(Instant, Duration)>,
 }
@@ -129,6 +131,7 @@ impl Requester {
         self.retries = 0;
         self.rnr_retries = 0;
         self.unknown = None;
+        self.untaken = None;
         self.sent = self.next_psn;
         self.unacknowledged = self.next_psn;
     }

@@ -252,6 +252,16 @@ impl Fabric for Wires {
         }
     }
 
+    fn position(&self, peer: Peer) -> u64 {
+        let wire = self.wires.iter().find(|wire| wire.peer == peer);
+        wire.map_or(0, |wire| wire.port.sent())
+    }
+
+    fn is_taken(&mut self, peer: Peer, position: u64) -> bool {
+        let wire = self.wires.iter_mut().find(|wire| wire.peer == peer);
+        wire.is_none_or(|wire| wire.port.is_done(position))
+    }
+
     fn file(&self, peer: Peer, file: u64) -> Option<&HostMapping> {
         self.files
             .iter()
@@ -330,6 +340,14 @@ mod tests {
         assert!(!a.is_done(&sent), "taken is not handled");
         b.release();
         assert!(a.is_done(&sent) && a.is_done(&a.sent()));
+        a.send(Peer(2), &packet(2)).unwrap();
+        let position = a.position(Peer(2));
+        assert!(!a.is_taken(Peer(2), position));
+        assert!(b.collect());
+        b.take();
+        b.release();
+        assert!(a.is_taken(Peer(2), position));
+        assert!(a.is_taken(Peer(3), a.position(Peer(3))), "there is nobody");
     }
 
     #[test]

@@ -102,6 +102,29 @@ fn a_silent_peer_is_given_up_after_the_retries() {
 }
 
 #[test]
+fn a_peer_that_does_not_come_to_what_was_sent_is_waited_for() {
+    let (mut lab, a, b) = pair();
+    lab.nodes[0].wire.faults.held_up = true;
+    lab.nodes[0].post(QP, request(1, write(BASE, b), &[sge(a, BASE, 8)]));
+    lab.run(ms(5000));
+    assert!(lab.nodes[0].completed().is_empty());
+    assert_eq!(lab.nodes[0].counters().timeouts, 0);
+    assert_eq!(lab.nodes[0].counters().retransmissions, 0);
+    lab.nodes[0].wire.faults.held_up = false;
+    lab.settle();
+    assert_eq!(lab.nodes[0].completed(), [(1, Status::Success)]);
+    // What it took and does not answer is another matter.
+    lab.nodes[0].wire.faults.held_up = true;
+    lab.nodes[0].post(QP, request(2, write(BASE, b), &[sge(a, BASE, 8)]));
+    lab.run(ms(1000));
+    lab.nodes[0].wire.outgoing.clear();
+    lab.nodes[0].wire.faults.dead = true;
+    lab.nodes[0].wire.faults.held_up = false;
+    lab.run(ms(1000));
+    assert_eq!(lab.nodes[0].completed(), [(2, Status::RetryExceeded)]);
+}
+
+#[test]
 fn lost_answers_do_not_repeat_what_was_done() {
     let (mut lab, a, b) = pair();
     lab.nodes[1].write(BASE, &5u64.to_ne_bytes());

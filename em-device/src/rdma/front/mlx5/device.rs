@@ -73,6 +73,8 @@ pub struct Device {
     pub(super) gid_news: u16,
     /// Interface step sequence id that driver and device agreed on.
     pub(super) issi: u16,
+    /// Whether the driver asked for the host's byte order in what atomics return.
+    pub(super) host_atomics: bool,
     pub(super) running: bool,
     pub(super) link_up: bool,
     link_news: bool,
@@ -96,6 +98,7 @@ impl Device {
             objects: Objects::new(),
             gid_news: 0,
             issi: 0,
+            host_atomics: false,
             running: false,
             link_news: false,
             polled_slot: None,
@@ -155,6 +158,7 @@ impl Device {
         self.ether.go_on_from(counters, revision);
         self.path = EtherPath::new(self.spec.mtu);
         self.polled_slot = None;
+        self.host_atomics = false;
         for (index, gid) in self.addresses.gids.iter().enumerate() {
             if self.spec.link == RdmaLinkLayer::Ethernet && *gid != [0; 16] {
                 self.gid_news |= 1 << index;

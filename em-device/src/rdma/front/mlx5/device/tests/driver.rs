@@ -36,6 +36,12 @@ const OUTPUT: u64 = BASE + 0x18_0000;
 pub(super) struct NoFabric(Addresses);
 
 impl Fabric for NoFabric {
+    fn position(&self, _: Peer) -> u64 {
+        0
+    }
+    fn is_taken(&mut self, _: Peer, _: u64) -> bool {
+        true
+    }
     fn send(&mut self, _: Peer, _: &Packet) -> Result<(), NotSent> {
         Err(NotSent::Gone)
     }
