@@ -1,7 +1,7 @@
 //! RDMA between two EMs without a VM: bandwidth against `memcpy`, message rate, latency, and whether cost
 //! stays flat with the number of queue pairs and memory regions.
 
-use distdpu_tests::dpu::Dpu;
+use distdpu_tests::dpu::{Dpu, Rdma};
 use distdpu_tests::mlx5::{Buffer, Cq, Mlx5, Qp, QpPlan, Send, Service, opcode};
 use distdpu_tests::virtio_net::Guest;
 use std::collections::HashMap;
@@ -33,14 +33,27 @@ struct Metric {
 }
 
 fn run() -> Outcome<()> {
+    // Words of the command line pick measurements.
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&String> = words.iter().filter(|w| !w.starts_with('-')).collect();
     let mut metrics = Vec::new();
-    bandwidth(&mut metrics)?;
-    latency(&mut metrics)?;
-    rate_by_queue_pairs(&mut metrics)?;
-    rate_by_regions(&mut metrics)?;
-    registration(&mut metrics)?;
+    for (name, measure) in MEASUREMENTS {
+        if words.is_empty() || words.iter().any(|word| *word == name) {
+            measure(&mut metrics)?;
+        }
+    }
     report(&metrics)
 }
+
+type Measure = fn(&mut Vec<Metric>) -> Outcome<()>;
+
+const MEASUREMENTS: [(&str, Measure); 5] = [
+    ("bandwidth", bandwidth),
+    ("latency", latency),
+    ("rate-qp", rate_by_queue_pairs),
+    ("rate-mr", rate_by_regions),
+    ("registration", registration),
+];
 
 /// One guest's driver.
 struct Side {
@@ -58,7 +71,11 @@ struct Pair {
 
 impl Pair {
     fn new(memory: u64, buffer: u64) -> Outcome<Self> {
-        let dpu = Dpu::start_rdma(2)?;
+        Self::on(Rdma::new(2), memory, buffer)
+    }
+
+    fn on(plan: Rdma, memory: u64, buffer: u64) -> Outcome<Self> {
+        let dpu = Dpu::start_rdma(plan)?;
         let side = |index| -> Outcome<Side> {
             let guest = Guest {
                 memory,
@@ -185,28 +202,103 @@ fn bandwidth(metrics: &mut Vec<Metric>) -> Outcome<()> {
     Ok(())
 }
 
+/// How doorbells reach the EM.
+struct Way {
+    name: &'static str,
+    what: &'static str,
+    mapped_doorbells: bool,
+    poll_us: u64,
+    /// Between two requests.
+    pause: Duration,
+    requests: usize,
+}
+
+const BUSY: Way = Way {
+    name: "trapped_sleeping",
+    what: "trapped, sleeping",
+    mapped_doorbells: false,
+    poll_us: 0,
+    pause: Duration::ZERO,
+    requests: 2000,
+};
+const WAYS: [Way; 5] = [
+    BUSY,
+    Way {
+        name: "trapped_polling",
+        what: "trapped, polling",
+        poll_us: 10_000,
+        ..BUSY
+    },
+    Way {
+        name: "mapped_polling",
+        what: "mapped, polling",
+        mapped_doorbells: true,
+        poll_us: 10_000,
+        ..BUSY
+    },
+    Way {
+        name: "trapped_idle",
+        what: "trapped, after 30 ms without work",
+        poll_us: 50,
+        pause: Duration::from_millis(30),
+        requests: 200,
+        ..BUSY
+    },
+    Way {
+        name: "mapped_idle",
+        what: "mapped, after 30 ms without work",
+        mapped_doorbells: true,
+        poll_us: 50,
+        pause: Duration::from_millis(30),
+        requests: 200,
+        ..BUSY
+    },
+];
+
+/// With two EMs three threads poll; with one EM for both functions, two.
 fn latency(metrics: &mut Vec<Metric>) -> Outcome<()> {
-    let mut pair = Pair::new(48 << 20, 1 << 20)?;
-    let mut qps = pair.connect(1, 7)?;
-    let qp = &mut qps[0];
+    for (together, ems) in [(false, "two EMs"), (true, "one EM")] {
+        for way in &WAYS {
+            let plan = Rdma {
+                functions: 2,
+                together,
+                mapped_doorbells: way.mapped_doorbells,
+                poll_us: Some(way.poll_us),
+            };
+            let mut pair = Pair::on(plan, 48 << 20, 1 << 20)?;
+            let mut qps = pair.connect(1, 7)?;
+            metrics.push(Metric {
+                name: format!(
+                    "write_8_latency_{}{}",
+                    way.name,
+                    if together { "_one_em" } else { "" }
+                ),
+                what: format!(
+                    "RDMA WRITE of 8 bytes, doorbell to completion, {ems}, {}",
+                    way.what
+                ),
+                unit: "us",
+                values: latencies(&mut pair, &mut qps[0], way)?,
+                against: None,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn latencies(pair: &mut Pair, qp: &mut Qp, way: &Way) -> Outcome<Vec<f64>> {
+    let (local, remote) = (pair.a.buffer, pair.b.buffer);
+    let write = Send::Write(remote.address, remote.key, None);
     let mut values = Vec::new();
-    for _ in 0..2000 {
-        let (local, remote) = (pair.a.buffer, pair.b.buffer);
-        let write = Send::Write(remote.address, remote.key, None);
+    for _ in 0..way.requests {
+        std::thread::sleep(way.pause);
         qp.post_send(write, &[(local.key, local.address, 8)], true)?;
         let begin = Instant::now();
         pair.a.driver.ring(qp)?;
         check(pair.a.cq.wait()?)?;
         values.push(begin.elapsed().as_nanos() as f64 / 1000.0);
     }
-    metrics.push(Metric {
-        name: "write_8_latency".into(),
-        what: "RDMA WRITE of 8 bytes, doorbell to completion".into(),
-        unit: "us",
-        values,
-        against: None,
-    });
-    Ok(())
+    Ok(values)
 }
 
 /// Writes 8 bytes `count` times on the queue pairs in turn. Millions a second, by the clock and by the EMs'
@@ -320,7 +412,7 @@ fn flat(
 }
 
 fn registration(metrics: &mut Vec<Metric>) -> Outcome<()> {
-    let dpu = Dpu::start_rdma(2)?;
+    let dpu = Dpu::start_rdma(Rdma::new(2))?;
     let guest = Guest {
         memory: 64 << 20,
         ..Guest::default()
@@ -355,7 +447,7 @@ fn gigabytes(bytes: u64, since: Instant) -> f64 {
 
 fn report(metrics: &[Metric]) -> Outcome<()> {
     println!(
-        "{:62} {:>9} {:>9} {:>9} {:5} {:>7}",
+        "{:80} {:>9} {:>9} {:>9} {:5} {:>7}",
         "", "median", "p10", "p90", "", "ratio"
     );
     let mut json = match std::env::var_os("DISTDPU_BENCH_JSON") {
@@ -369,7 +461,7 @@ fn report(metrics: &[Metric]) -> Outcome<()> {
             .as_ref()
             .map(|(_, ratios)| quantile(ratios.clone(), 0.5));
         println!(
-            "{:62} {:9.2} {:9.2} {:9.2} {:5} {:>7}",
+            "{:80} {:9.2} {:9.2} {:9.2} {:5} {:>7}",
             metric.what,
             at(0.5),
             at(0.1),

@@ -331,8 +331,7 @@ impl super::Mlx5 {
     /// The access failed.
     pub fn ring(&mut self, qp: &mut Qp) -> Result<()> {
         let doorbell = qp.publish()?;
-        self.vmm
-            .write(0, u64::from(self.uar) * 4096 + 0x800, &doorbell)
+        self.doorbell(0x800, &doorbell)
     }
 
     /// Asks for an event at the next completion.
@@ -341,7 +340,6 @@ impl super::Mlx5 {
     /// The access failed.
     pub fn arm(&mut self, cq: &mut Cq, solicited: bool) -> Result<()> {
         let doorbell = cq.arm(solicited)?;
-        self.vmm
-            .write(0, u64::from(self.uar) * 4096 + 0x20, &doorbell)
+        self.doorbell(0x20, &doorbell)
     }
 }

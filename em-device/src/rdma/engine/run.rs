@@ -26,6 +26,17 @@ impl<F: Front> Engine<F> {
         }
     }
 
+    /// Looks with `posted` whether something was posted to a send queue whose doorbell was not seen.
+    #[inline]
+    pub fn look(&mut self, num: QpNum, posted: impl FnOnce(&F::Send) -> bool) -> bool {
+        let qp = self.qps.get(num.0).filter(|qp| !qp.rung);
+        let new = qp.and_then(|qp| qp.send.as_ref()).is_some_and(posted);
+        if new {
+            self.ring(num);
+        }
+        new
+    }
+
     /// Something may have been posted to a receive queue. Without this, what is posted to a queue
     /// pair in error is not flushed.
     #[inline]
