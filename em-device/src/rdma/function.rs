@@ -75,7 +75,8 @@ impl RdmaFunction {
                 fabric: &mut self.wires,
                 now,
             };
-            self.device.engine().receive(from, packet, &mut cx);
+            let request = self.device.engine().receive(from, packet, &mut cx);
+            self.wires.reuse(request);
         }
         self.wires.release();
         let mut cx = Context {

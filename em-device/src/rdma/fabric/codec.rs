@@ -62,6 +62,10 @@ mod flag {
 /// A packet's bytes.
 pub(super) type Bytes = Vec<u8>;
 
+/// Boxes of requests that are done with.
+#[allow(clippy::vec_box)] // packets hold boxes, so boxes are what is kept
+pub(super) type Spare = Vec<Box<Request>>;
+
 /// Writes a packet; `None` when it is larger than a packet may be.
 pub(super) fn encode(packet: &Packet, to: &mut Bytes) -> Option<()> {
     to.clear();
@@ -171,8 +175,8 @@ fn encode_request(request: &Request, header: &mut [u8; HEADER], to: &mut Bytes) 
     Some(())
 }
 
-/// Reads a packet; `None` when the bytes are none.
-pub(super) fn decode(bytes: &[u8]) -> Option<Packet> {
+/// Reads a packet; `None` when the bytes are none. A request takes one of the boxes in `spare`, if there is one.
+pub(super) fn decode(bytes: &[u8], spare: &mut Spare) -> Option<Packet> {
     let (header, rest) = bytes.split_first_chunk::<HEADER>()?;
     let [kind, flags, small, segments] = array(header, 12)?;
     let value = u64::from_ne_bytes(array(header, 24)?);
@@ -186,8 +190,16 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Packet> {
         kind::ACCESS => answer(Verdict::Access),
         kind::OPERATION => answer(Verdict::Operation),
         kind::MEMORY_UNKNOWN => answer(Verdict::MemoryUnknown),
-        _ => decode_request(kind, flags, small, segments, header, rest)
-            .map(|request| Body::Request(Box::new(request))),
+        _ => decode_request(kind, flags, small, segments, header, rest).map(|request| {
+            let boxed = match spare.pop() {
+                Some(mut boxed) => {
+                    *boxed = request;
+                    boxed
+                }
+                None => Box::new(request),
+            };
+            Body::Request(boxed)
+        }),
     };
     Some(Packet {
         to: QpNum(u32::from_ne_bytes(array(header, 0)?)),
@@ -407,16 +419,16 @@ mod tests {
             let mut bytes = Bytes::new();
             encode(&packet, &mut bytes).unwrap();
             prop_assert!(bytes.len() <= MAX_BYTES);
-            prop_assert_eq!(decode(&bytes), Some(packet));
+            prop_assert_eq!(decode(&bytes, &mut Vec::new()), Some(packet));
             // Cut anywhere, it is none; but an answer is its header alone.
-            prop_assert_eq!(decode(&bytes[..bytes.len() - 1]), None);
+            prop_assert_eq!(decode(&bytes[..bytes.len() - 1], &mut Vec::new()), None);
         }
 
         #[test]
         fn any_bytes_are_a_packet_within_bounds_or_none(
             bytes in prop::collection::vec(any::<u8>(), 0..MAX_BYTES),
         ) {
-            if let Some(Packet { body: Body::Request(request), .. }) = decode(&bytes) {
+            if let Some(Packet { body: Body::Request(request), .. }) = decode(&bytes, &mut Vec::new()) {
                 match request.payload {
                     Payload::Segments(all) => {
                         prop_assert!(all.iter().map(|s| u64::from(s.len)).sum::<u64>() <= MAX_PAYLOAD.into());

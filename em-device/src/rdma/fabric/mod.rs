@@ -7,7 +7,7 @@
 mod codec;
 mod routes;
 
-use super::packet::{Addresses, Fabric, NotSent, Packet, Route};
+use super::packet::{Addresses, Fabric, NotSent, Packet, Request, Route};
 use super::verbs::{Destination, Path, Peer};
 use crate::frame::{Frame, FrameMeta};
 use crate::port::shm::ShmPort;
@@ -58,6 +58,8 @@ pub struct Wires {
     arrived: Box<[u8; codec::MAX_BYTES]>,
     /// What came and was not handled yet.
     inbox: VecDeque<(Peer, Packet)>,
+    /// Boxes for what comes next.
+    spare: codec::Spare,
 }
 
 impl std::fmt::Debug for Wires {
@@ -84,6 +86,7 @@ impl Wires {
             encoded: codec::Bytes::new(),
             arrived: Box::new([0; codec::MAX_BYTES]),
             inbox: VecDeque::new(),
+            spare: codec::Spare::new(),
         }
     }
 
@@ -149,15 +152,25 @@ impl Wires {
         self.inbox.pop_front()
     }
 
+    /// A request was handled: the next one takes its place, so that none is allocated.
+    #[inline]
+    pub fn reuse(&mut self, request: Option<Box<Request>>) {
+        if self.spare.len() < BURST {
+            self.spare.extend(request);
+        }
+    }
+
     /// Takes what waits on the wires, some of it. Answers whether anything did.
     pub fn collect(&mut self) -> bool {
-        let (inbox, arrived) = (&mut self.inbox, &mut *self.arrived);
+        let (inbox, spare) = (&mut self.inbox, &mut self.spare);
+        let arrived = &mut *self.arrived;
         for wire in &mut self.wires {
             let peer = wire.peer;
             let mut sink = |frame: &Frame<'_>| {
                 let len = frame.copy_out(0, arrived);
                 // What is no packet is lost, as on any wire.
-                if let Some(packet) = arrived.get(..len).and_then(codec::decode) {
+                let bytes = arrived.get(..len);
+                if let Some(packet) = bytes.and_then(|bytes| codec::decode(bytes, spare)) {
                     inbox.push_back((peer, packet));
                 }
                 Rx::Taken
