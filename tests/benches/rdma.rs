@@ -47,9 +47,10 @@ fn run() -> Outcome<()> {
 
 type Measure = fn(&mut Vec<Metric>) -> Outcome<()>;
 
-const MEASUREMENTS: [(&str, Measure); 5] = [
+const MEASUREMENTS: [(&str, Measure); 6] = [
     ("bandwidth", bandwidth),
     ("latency", latency),
+    ("idle", idle),
     ("rate-qp", rate_by_queue_pairs),
     ("rate-mr", rate_by_regions),
     ("registration", registration),
@@ -301,6 +302,35 @@ fn latencies(pair: &mut Pair, qp: &mut Qp, way: &Way) -> Outcome<Vec<f64>> {
     Ok(values)
 }
 
+/// With a driver and nothing to do.
+fn idle(metrics: &mut Vec<Metric>) -> Outcome<()> {
+    const TIME: Duration = Duration::from_secs(1);
+    for (name, mapped_doorbells) in [("trapped", false), ("mapped", true)] {
+        let plan = Rdma {
+            mapped_doorbells,
+            ..Rdma::new(2)
+        };
+        let mut pair = Pair::on(plan, 48 << 20, 1 << 20)?;
+        let _qps = pair.connect(16, 7)?;
+        std::thread::sleep(TIME);
+        let mut values = Vec::new();
+        for _ in 0..ROUNDS {
+            let before = pair.cpu()?;
+            std::thread::sleep(TIME);
+            let spent = pair.cpu()?.saturating_sub(before);
+            values.push(spent.as_secs_f64() / 2.0 / TIME.as_secs_f64() * 100.0);
+        }
+        metrics.push(Metric {
+            name: format!("idle_{name}"),
+            what: format!("CPU time of an idle EM, doorbells {name}, 16 queue pairs"),
+            unit: "%",
+            values,
+            against: None,
+        });
+    }
+    Ok(())
+}
+
 /// Writes 8 bytes `count` times on the queue pairs in turn. Millions a second, by the clock and by the EMs'
 /// CPU time (both together as one core).
 fn rate(pair: &mut Pair, qps: &mut [Qp], buffers: &[Buffer], count: u64) -> Outcome<[f64; 2]> {
@@ -321,8 +351,8 @@ fn rate(pair: &mut Pair, qps: &mut [Qp], buffers: &[Buffer], count: u64) -> Outc
             for n in 0..BATCH {
                 let local = buffers[(posted * BATCH + n) as usize % buffers.len()];
                 let remote = pair.b.buffer;
-                let write = Send::Write(remote.address + n * 8, remote.key, None);
-                qp.post_send(write, &[(local.key, local.address, 8)], n + 1 == BATCH)?;
+                let from = (local.key, local.address, 8);
+                qp.post_write((remote.address + n * 8, remote.key), from, n + 1 == BATCH)?;
             }
             pair.a.driver.ring(qp)?;
             posted += 1;
@@ -346,7 +376,16 @@ fn rate(pair: &mut Pair, qps: &mut [Qp], buffers: &[Buffer], count: u64) -> Outc
 }
 
 fn rate_by_queue_pairs(metrics: &mut Vec<Metric>) -> Outcome<()> {
-    let mut pair = Pair::new(160 << 20, 1 << 20)?;
+    rate_of_queue_pairs(metrics, false)?;
+    rate_of_queue_pairs(metrics, true)
+}
+
+fn rate_of_queue_pairs(metrics: &mut Vec<Metric>, mapped_doorbells: bool) -> Outcome<()> {
+    let plan = Rdma {
+        mapped_doorbells,
+        ..Rdma::new(2)
+    };
+    let mut pair = Pair::on(plan, 160 << 20, 1 << 20)?;
     let mut qps = pair.connect(1024, 7)?;
     let buffers = [pair.a.buffer];
     let counts = [1usize, 16, 64, 1024];
@@ -359,7 +398,11 @@ fn rate_by_queue_pairs(metrics: &mut Vec<Metric>) -> Outcome<()> {
             }
         }
     }
-    flat(metrics, "queue pairs", "qp", &counts, &all);
+    let (what, short) = match mapped_doorbells {
+        false => ("queue pairs", "qp"),
+        true => ("queue pairs, mapped doorbells", "qp_mapped"),
+    };
+    flat(metrics, what, short, &counts, &all);
     Ok(())
 }
 

@@ -256,6 +256,29 @@ impl Qp {
         self.put(&entry)
     }
 
+    /// Writes an entry for an RDMA WRITE of one buffer, as fast as a driver does: a benchmark is not to measure
+    /// its own driver. As [`Self::post_send`] else.
+    ///
+    /// # Errors
+    /// The memory cannot be written.
+    pub fn post_write(
+        &mut self,
+        (remote, rkey): (u64, u32),
+        (lkey, local, len): (u32, u64, u32),
+        signaled: bool,
+    ) -> Result<u16> {
+        let mut entry = [0u8; 64];
+        let head = u32::from(self.sent) << 8 | 0x08;
+        entry[..4].copy_from_slice(&head.to_be_bytes());
+        entry[4..8].copy_from_slice(&(self.number << 8 | 3).to_be_bytes());
+        entry[11] = if signaled { 2 << 2 } else { 0 };
+        entry[16..24].copy_from_slice(&remote.to_be_bytes());
+        entry[24..28].copy_from_slice(&rkey.to_be_bytes());
+        entry[32..48].copy_from_slice(&segment(lkey, local, len));
+        self.doorbell.copy_from_slice(&entry[..8]);
+        self.put(&entry)
+    }
+
     /// Writes an entry with its data inline.
     ///
     /// # Errors

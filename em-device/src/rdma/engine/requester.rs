@@ -397,16 +397,25 @@ impl<F: Front> Qp<F> {
         packet.from = self.num;
         packet.psn = at;
         if let Body::Request(request) = &mut packet.body {
-            **request = Request {
-                action,
-                first: r.offset == 0,
-                last,
-                tail,
-                solicited: flight.request.solicited && last,
-                payload,
-                datagram: None,
-                acknowledge: waits,
-            };
+            // One by one: a whole one would be made elsewhere first and copied.
+            let Request {
+                action: to_action,
+                first,
+                last: is_last,
+                tail: to_tail,
+                solicited,
+                payload: to_payload,
+                datagram,
+                acknowledge,
+            } = &mut **request;
+            *to_action = action;
+            *first = r.offset == 0;
+            *is_last = last;
+            *to_tail = tail;
+            *solicited = flight.request.solicited && last;
+            *to_payload = payload;
+            *datagram = None;
+            *acknowledge = waits;
         }
         match cx.fabric.send(path.peer, packet) {
             Err(NotSent::Full) => return Step::Full,

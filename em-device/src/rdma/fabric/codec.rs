@@ -69,13 +69,14 @@ pub(super) type Spare = Vec<Box<Request>>;
 /// Writes a packet; `None` when it is larger than a packet may be.
 pub(super) fn encode(packet: &Packet, to: &mut Bytes) -> Option<()> {
     to.clear();
+    to.resize(HEADER, 0);
     let Packet {
         to: qp, from, psn, ..
     } = packet;
-    let mut header = [0u8; HEADER];
-    put(&mut header, 0, &qp.0.to_ne_bytes());
-    put(&mut header, 4, &from.0.to_ne_bytes());
-    put(&mut header, 8, &psn.to_ne_bytes());
+    let header = to.first_chunk_mut::<HEADER>()?;
+    put(header, 0, &qp.0.to_ne_bytes());
+    put(header, 4, &from.0.to_ne_bytes());
+    put(header, 8, &psn.to_ne_bytes());
     match &packet.body {
         Body::Answer(verdict) => {
             let (kind, code, value) = match *verdict {
@@ -88,16 +89,16 @@ pub(super) fn encode(packet: &Packet, to: &mut Bytes) -> Option<()> {
                 Verdict::Operation => (kind::OPERATION, 0, 0),
                 Verdict::MemoryUnknown => (kind::MEMORY_UNKNOWN, 0, 0),
             };
-            put(&mut header, 12, &[kind, 0, code]);
-            put(&mut header, 24, &value.to_ne_bytes());
-            to.extend_from_slice(&header);
+            put(header, 12, &[kind, 0, code]);
+            put(header, 24, &value.to_ne_bytes());
         }
-        Body::Request(request) => encode_request(request, &mut header, to)?,
+        Body::Request(request) => encode_request(request, to)?,
     }
     Some(())
 }
 
-fn encode_request(request: &Request, header: &mut [u8; HEADER], to: &mut Bytes) -> Option<()> {
+/// The header is there but for what a request has in it.
+fn encode_request(request: &Request, to: &mut Bytes) -> Option<()> {
     let (kind, at, key, total, operands) = match request.action {
         Action::Send => (kind::SEND, 0, MemKey(0), 0, None),
         Action::Write { addr, key, total } => (kind::WRITE, addr, key, total, None),
@@ -134,13 +135,13 @@ fn encode_request(request: &Request, header: &mut [u8; HEADER], to: &mut Bytes) 
     if segments > MAX_SEGMENTS || carried > MAX_INLINE {
         return None;
     }
+    let header = to.first_chunk_mut::<HEADER>()?;
     put(header, 12, &[kind, flags, tail, segments as u8]);
     put(header, 16, &value.to_ne_bytes());
     put(header, 20, &key.0.to_ne_bytes());
     put(header, 24, &at.to_ne_bytes());
     put(header, 32, &total.to_ne_bytes());
     put(header, 36, &(carried as u32).to_ne_bytes());
-    to.extend_from_slice(&header[..]);
     for operand in operands.iter().flatten() {
         to.extend_from_slice(&operand.to_ne_bytes());
     }

@@ -22,7 +22,7 @@ const MANY: usize = 256;
 /// The shortest and the longest sleep, as log₂ of microseconds: from the one to the other it doubles with each
 /// look in vain.
 const SHORTEST: u32 = 7;
-const LONGEST: u32 = 11;
+const LONGEST: u32 = 13;
 
 /// Numbers of one kind.
 #[derive(Debug, Default)]
