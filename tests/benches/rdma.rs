@@ -252,7 +252,6 @@ const WAYS: [Way; 5] = [
         poll_us: 50,
         pause: Duration::from_millis(30),
         requests: 200,
-        ..BUSY
     },
 ];
 

@@ -210,6 +210,7 @@ impl<F: Front> Qp<F> {
     }
 
     /// Takes the next request. `false`: there is none.
+    #[inline]
     fn take(&mut self, sh: &mut Shared<F>, cx: &mut Context<'_>) -> bool {
         let next = match &mut self.send {
             Some(queue) => queue.next(cx.memory, &sh.regions),
@@ -248,6 +249,7 @@ impl<F: Front> Qp<F> {
     }
 
     /// Checks what needs no look at memory.
+    #[inline]
     fn admit(&self, request: WorkRequest) -> Flight {
         let (len, known_bytes) = match &request.data {
             Data::Gather(sges) => {
@@ -479,7 +481,8 @@ impl<F: Front> Qp<F> {
             if !done || r.cursor == 0 {
                 break;
             }
-            let Some(flight) = r.flight.pop_front() else {
+            // What is needed of it is looked at in its place: it is large.
+            let Some(flight) = r.flight.front() else {
                 break;
             };
             sh.in_flight -= 1;
@@ -491,12 +494,14 @@ impl<F: Front> Qp<F> {
             if psn::since(flight.end(), r.unacknowledged) > 0 {
                 r.unacknowledged = flight.end();
             }
-            count(&flight, sh);
+            count(flight, sh);
             log::trace!("QP {:#x} done: {:?}", self.num.0, flight.request.operation);
-            if flight.request.signaled {
-                let cookie = flight.request.cookie;
-                let mut completion = self.completion(cookie, flight.done(), Status::Success);
-                completion.len = flight.len;
+            let (cookie, len, done) = (flight.request.cookie, flight.len, flight.done());
+            let signaled = flight.request.signaled;
+            r.flight.pop_front();
+            if signaled {
+                let mut completion = self.completion(cookie, done, Status::Success);
+                completion.len = len;
                 if !sh.complete(self.send_cq, &completion, cx) {
                     self.fatal(sh, cx);
                     return;

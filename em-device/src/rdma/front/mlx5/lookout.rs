@@ -15,8 +15,9 @@ use std::time::Duration;
 
 /// Numbers that are looked at in every round, of each kind.
 const LATELY: usize = 16;
-/// Of all others, as many in a round.
-const SOME: usize = 2;
+/// Of all others, as many in every such round.
+const SOME: usize = 8;
+const EVERY: u32 = 8;
 /// And in a round after a sleep.
 const MANY: usize = 256;
 /// The shortest and the longest sleep, as log₂ of microseconds: from the one to the other it doubles with each
@@ -97,6 +98,7 @@ pub(super) struct Lookout {
     pub(super) cqs: Rota,
     /// Whether the next round is the first after a sleep.
     slept: bool,
+    rounds: u32,
     /// Sleeps since something was found.
     in_vain: u32,
 }
@@ -109,6 +111,7 @@ impl Lookout {
             sends: Rota::default(),
             cqs: Rota::default(),
             slept: false,
+            rounds: 0,
             in_vain: 0,
         }
     }
@@ -138,23 +141,23 @@ impl Lookout {
 
     /// Takes doorbells from the pages.
     pub(super) fn take(&mut self, doorbells: &Doorbells) {
-        let pages = &self.pages;
-        self.uars
-            .round(some(self.slept), |uar| pages.take(uar, doorbells));
+        let (pages, count) = (&self.pages, self.some());
+        self.uars.round(count, |uar| pages.take(uar, doorbells));
     }
 
     /// Looks at the records of send queues; `look` answers whether there was something new.
     pub(super) fn look_at_sends(&mut self, look: impl FnMut(u32) -> bool) -> bool {
-        self.sends.round(some(self.slept), look)
+        self.sends.round(self.some(), look)
     }
 
     /// The same with completion queues.
     pub(super) fn look_at_cqs(&mut self, look: impl FnMut(u32) -> bool) -> bool {
-        self.cqs.round(some(self.slept), look)
+        self.cqs.round(self.some(), look)
     }
 
     /// A round is over.
     pub(super) fn came_round(&mut self, worked: bool) {
+        self.rounds = self.rounds.wrapping_add(1);
         let slept = std::mem::take(&mut self.slept);
         self.in_vain = match worked {
             true => 0,
@@ -177,12 +180,14 @@ impl Lookout {
         let log = (SHORTEST + self.in_vain.min(LONGEST)).min(LONGEST);
         (!self.uars.numbers.is_empty()).then_some(Duration::from_micros(1 << log))
     }
-}
 
-fn some(slept: bool) -> usize {
-    match slept {
-        true => MANY,
-        false => SOME,
+    /// How many are looked at in this round beside those that rang lately.
+    fn some(&self) -> usize {
+        match (self.slept, self.rounds % EVERY) {
+            (true, _) => MANY,
+            (false, 0) => SOME,
+            (false, _) => 0,
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use smartep::function::RegionMmap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use vm_memory::VolatileMemory;
+use vm_memory::{VolatileMemory, VolatileSlice};
 
 /// The places in a page, of 8 bytes each.
 const PLACES: [u64; 11] = [
@@ -39,23 +39,28 @@ impl MappedPages {
         Ok((Self { memory }, mmap))
     }
 
-    fn place<R>(&self, uar: u32, place: u64, act: impl FnOnce(&AtomicU64) -> R) -> Option<R> {
-        let at = u64::from(uar) * UAR_BYTES + place;
-        let span = self.memory.span(at, 8, Access::Write)?;
-        let slice = span.as_volatile_slice();
-        slice.get_atomic_ref::<AtomicU64>(0).ok().map(act)
+    #[inline]
+    fn page(&self, uar: u32) -> Option<VolatileSlice<'_>> {
+        let at = u64::from(uar) * UAR_BYTES;
+        let span = self.memory.span(at, UAR_BYTES, Access::Write)?;
+        Some(span.as_volatile_slice())
     }
 
     /// Takes the doorbells of a page over to `doorbells`. Answers whether there were any.
     pub(super) fn take(&self, uar: u32, doorbells: &Doorbells) -> bool {
         let mut any = false;
+        let Some(page) = self.page(uar) else {
+            return any;
+        };
         for place in PLACES {
+            let Some(word) = word(&page, place) else {
+                continue;
+            };
             // A swap takes the line from the driver, so only where there is something.
-            let taken = self.place(uar, place, |word| match word.load(Ordering::Relaxed) {
-                0 => 0,
-                _ => word.swap(0, Ordering::AcqRel),
-            });
-            let bytes = taken.unwrap_or(0).to_ne_bytes();
+            if word.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let bytes = word.swap(0, Ordering::AcqRel).to_ne_bytes();
             for (at, half) in (place..).step_by(4).zip(bytes.chunks_exact(4)) {
                 let value = half.try_into().map_or(0, u32::from_be_bytes);
                 if value != 0 {
@@ -68,27 +73,35 @@ impl MappedPages {
 
     /// Whether a page has a doorbell.
     pub(super) fn is_rung(&self, uar: u32) -> bool {
-        PLACES.into_iter().any(|place| {
-            let load = |word: &AtomicU64| word.load(Ordering::Acquire) != 0;
-            self.place(uar, place, load).unwrap_or(false)
+        self.page(uar).is_some_and(|page| {
+            let mut words = PLACES.into_iter().filter_map(|place| word(&page, place));
+            words.any(|word| word.load(Ordering::Acquire) != 0)
         })
     }
 
     /// Forgets what is in a page: its next user begins anew.
     pub(super) fn clear(&self, uar: u32) {
-        for place in PLACES {
-            self.place(uar, place, |word| word.store(0, Ordering::Release));
+        let Some(page) = self.page(uar) else {
+            return;
+        };
+        for word in PLACES.into_iter().filter_map(|place| word(&page, place)) {
+            word.store(0, Ordering::Release);
         }
     }
 
     /// A driver's store.
     #[cfg(test)]
     pub(super) fn store(&self, offset: u64, bytes: [u8; 8]) {
-        let (uar, place) = ((offset / UAR_BYTES) as u32, offset % UAR_BYTES);
-        let value = u64::from_ne_bytes(bytes);
-        self.place(uar, place, |word| word.store(value, Ordering::Release))
-            .unwrap();
+        let page = self.page((offset / UAR_BYTES) as u32).unwrap();
+        let word = word(&page, offset % UAR_BYTES).unwrap();
+        word.store(u64::from_ne_bytes(bytes), Ordering::Release);
     }
+}
+
+/// 8 bytes of a page.
+#[inline]
+fn word<'p>(page: &'p VolatileSlice<'_>, place: u64) -> Option<&'p AtomicU64> {
+    page.get_atomic_ref(place as usize).ok()
 }
 
 #[cfg(test)]

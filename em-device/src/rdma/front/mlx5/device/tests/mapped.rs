@@ -71,12 +71,13 @@ fn a_queue_is_served_that_rang_or_whose_doorbell_was_overwritten() {
         }
         let lately = expected > 50;
         assert_eq!(driver.device.is_rung(), lately, "looked at before sleep");
-        assert!(driver.turn());
+        let worked = (0..8).any(|_| driver.turn());
+        assert!(worked, "each page is looked at now and then");
         let at_once = completions(&mut driver, cq);
         assert!((expected - 49..expected).contains(&at_once), "{at_once}");
         assert!(!driver.device.is_rung());
         // Some in each round.
-        for _ in 0..50 {
+        for _ in 0..100 {
             driver.turn();
         }
         assert_eq!(completions(&mut driver, cq), expected);
