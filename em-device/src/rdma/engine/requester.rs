@@ -213,6 +213,7 @@ impl<F: Front> Qp<F> {
     }
 
     /// Takes the next request. `false`: there is none.
+    #[inline]
     fn take(&mut self, sh: &mut Shared<F>, cx: &mut Context<'_>) -> bool {
         let next = match &mut self.send {
             Some(queue) => queue.next(cx.memory, &sh.regions),
@@ -251,6 +252,7 @@ impl<F: Front> Qp<F> {
     }
 
     /// Checks what needs no look at memory.
+    #[inline]
     fn admit(&self, request: WorkRequest) -> Flight {
         let (len, known_bytes) = match &request.data {
             Data::Gather(sges) => {
@@ -400,16 +402,25 @@ impl<F: Front> Qp<F> {
         packet.from = self.num;
         packet.psn = at;
         if let Body::Request(request) = &mut packet.body {
-            **request = Request {
-                action,
-                first: r.offset == 0,
-                last,
-                tail,
-                solicited: flight.request.solicited && last,
-                payload,
-                datagram: None,
-                acknowledge: waits,
-            };
+            // One by one: a whole one would be made elsewhere first and copied.
+            let Request {
+                action: to_action,
+                first,
+                last: is_last,
+                tail: to_tail,
+                solicited,
+                payload: to_payload,
+                datagram,
+                acknowledge,
+            } = &mut **request;
+            *to_action = action;
+            *first = r.offset == 0;
+            *is_last = last;
+            *to_tail = tail;
+            *solicited = flight.request.solicited && last;
+            *to_payload = payload;
+            *datagram = None;
+            *acknowledge = waits;
         }
         match cx.fabric.send(path.peer, packet) {
             Err(NotSent::Full) => return Step::Full,
@@ -473,7 +484,8 @@ impl<F: Front> Qp<F> {
             if !done || r.cursor == 0 {
                 break;
             }
-            let Some(flight) = r.flight.pop_front() else {
+            // What is needed of it is looked at in its place: it is large.
+            let Some(flight) = r.flight.front() else {
                 break;
             };
             sh.in_flight -= 1;
@@ -485,12 +497,14 @@ impl<F: Front> Qp<F> {
             if psn::since(flight.end(), r.unacknowledged) > 0 {
                 r.unacknowledged = flight.end();
             }
-            count(&flight, sh);
+            count(flight, sh);
             log::trace!("QP {:#x} done: {:?}", self.num.0, flight.request.operation);
-            if flight.request.signaled {
-                let cookie = flight.request.cookie;
-                let mut completion = self.completion(cookie, flight.done(), Status::Success);
-                completion.len = flight.len;
+            let (cookie, len, done) = (flight.request.cookie, flight.len, flight.done());
+            let signaled = flight.request.signaled;
+            r.flight.pop_front();
+            if signaled {
+                let mut completion = self.completion(cookie, done, Status::Success);
+                completion.len = len;
                 if !sh.complete(self.send_cq, &completion, cx) {
                     self.fatal(sh, cx);
                     return;

@@ -3,7 +3,7 @@
 use super::requester::Turn;
 use super::timers::Kind;
 use super::{Context, Engine};
-use crate::rdma::packet::{Body, NotSent, Packet, Verdict};
+use crate::rdma::packet::{Body, NotSent, Packet, Request, Verdict};
 use crate::rdma::verbs::{Front, Peer, QpNum, QpState, Service, Status};
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,17 @@ impl<F: Front> Engine<F> {
                 self.mark(num);
             }
         }
+    }
+
+    /// Looks with `posted` whether something was posted to a send queue whose doorbell was not seen.
+    #[inline]
+    pub fn look(&mut self, num: QpNum, posted: impl FnOnce(&F::Send) -> bool) -> bool {
+        let qp = self.qps.get(num.0).filter(|qp| !qp.rung);
+        let new = qp.and_then(|qp| qp.send.as_ref()).is_some_and(posted);
+        if new {
+            self.ring(num);
+        }
+        new
     }
 
     /// Something may have been posted to a receive queue. Without this, what is posted to a queue
@@ -117,21 +128,29 @@ impl<F: Front> Engine<F> {
         }
     }
 
-    /// A packet came in. Acknowledgements may wait for the end of the next turn.
-    pub fn receive(&mut self, from: Peer, packet: Packet, cx: &mut Context<'_>) {
+    /// A packet came in. Acknowledgements may wait for the end of the next turn. Gives a request's box back,
+    /// which the next one can use.
+    pub fn receive(
+        &mut self,
+        from: Peer,
+        packet: Packet,
+        cx: &mut Context<'_>,
+    ) -> Option<Box<Request>> {
         let source = (from, packet.from);
         let psn = super::psn::add(packet.psn, 0);
         let qp = self.qps.get_mut(packet.to.0);
-        match (packet.body, qp) {
-            (Body::Answer(verdict), Some(qp)) => {
+        match packet.body {
+            Body::Answer(verdict) => {
+                let qp = qp?;
                 qp.answered(source, psn, verdict, &mut self.shared, cx);
                 let waiting = qp.requester.cursor < qp.requester.flight.len() || qp.rung;
                 if waiting {
                     self.mark(packet.to);
                 }
                 self.arm(packet.to);
+                None
             }
-            (Body::Request(request), qp) if request.datagram.is_some() => {
+            Body::Request(request) if request.datagram.is_some() => {
                 match qp {
                     Some(qp) => {
                         qp.datagram(source, &request, &mut self.shared, cx);
@@ -150,14 +169,17 @@ impl<F: Front> Engine<F> {
                     };
                     self.answer_datagram(from, answer, cx);
                 }
+                Some(request)
             }
-            (Body::Request(request), Some(qp)) if qp.service != Service::Ud => {
-                qp.requested(source, psn, &request, &mut self.shared, cx);
-                if !qp.responder.answers.is_empty() || qp.state == QpState::Error {
-                    self.mark(packet.to);
+            Body::Request(request) => {
+                if let Some(qp) = qp.filter(|qp| qp.service != Service::Ud) {
+                    qp.requested(source, psn, &request, &mut self.shared, cx);
+                    if !qp.responder.answers.is_empty() || qp.state == QpState::Error {
+                        self.mark(packet.to);
+                    }
                 }
+                Some(request)
             }
-            _ => {}
         }
     }
 

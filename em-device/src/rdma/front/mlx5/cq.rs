@@ -138,12 +138,13 @@ impl Cq {
         }
     }
 
-    /// Looks whether the driver armed the queue without a doorbell; answers as [`Self::arm`].
+    /// Looks whether the driver armed the queue without a doorbell; answers whether it did, and as
+    /// [`Self::arm`].
     #[inline]
-    pub fn poll_arm(&mut self, view: &DotView<'_>) -> bool {
+    pub fn poll_arm(&mut self, view: &DotView<'_>) -> (bool, bool) {
         match self.record.load(ARM, view) {
-            Ok(word) if word != self.arm_word => self.arm_with(word),
-            _ => false,
+            Ok(word) if word != self.arm_word => (true, self.arm_with(word)),
+            _ => (false, false),
         }
     }
 

@@ -119,25 +119,27 @@ impl Registers {
         if offset < u64::from(FIRST_UAR) * UAR_BYTES || offset >= BAR_BYTES {
             return Action::None;
         }
-        self.ring(offset % UAR_BYTES, value)
-    }
-
-    fn ring(&self, offset: u64, value: u32) -> Action {
-        match offset {
-            page::CQ_NUMBER => self.doorbells.ring_cq(value & 0xff_ffff),
-            page::EQ_ARM | page::EQ_INDEX => {
-                let arm = offset == page::EQ_ARM;
-                self.doorbells.update_eq(value >> 24, value, arm);
-            }
-            _ if page::SENDS.contains(&offset)
-                && offset % page::SEND_STRIDE == page::SEND_NUMBER =>
-            {
-                self.doorbells.ring_send(value >> 8);
-            }
-            _ => return Action::None,
+        match ring(&self.doorbells, offset % UAR_BYTES, value) {
+            true => Action::Kick,
+            false => Action::None,
         }
-        Action::Kick
     }
+}
+
+/// A dword is written at an offset in a doorbell page. Answers whether that is a doorbell.
+pub(super) fn ring(doorbells: &Doorbells, offset: u64, value: u32) -> bool {
+    match offset {
+        page::CQ_NUMBER => doorbells.ring_cq(value & 0xff_ffff),
+        page::EQ_ARM | page::EQ_INDEX => {
+            let arm = offset == page::EQ_ARM;
+            doorbells.update_eq(value >> 24, value, arm);
+        }
+        _ if page::SENDS.contains(&offset) && offset % page::SEND_STRIDE == page::SEND_NUMBER => {
+            doorbells.ring_send(value >> 8);
+        }
+        _ => return false,
+    }
+    true
 }
 
 /// What a write of several dwords means.

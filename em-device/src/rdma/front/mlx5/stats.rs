@@ -10,7 +10,8 @@ impl Device {
     pub fn patience(&self, now: Instant) -> Option<Duration> {
         let frames = self.path.deadline(now);
         let frames = frames.map(|at| at.saturating_duration_since(now));
-        self.engine.patience(now).into_iter().chain(frames).min()
+        let all = [self.engine.patience(now), frames, self.look_again()];
+        all.into_iter().flatten().min()
     }
 
     /// Counters by kind of work: what this function asked of others, and what others asked of it.

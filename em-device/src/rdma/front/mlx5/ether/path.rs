@@ -139,6 +139,13 @@ impl EtherPath {
         }
     }
 
+    /// Looks whether something was posted to a send queue whose doorbell was not seen.
+    pub fn look(&mut self, sqn: u32, view: &DotView<'_>) -> bool {
+        let send = self.sends.get_mut(&sqn);
+        let new = send.filter(|send| !send.rung && send.ready && send.tx.is_posted(view));
+        new.map(|send| send.rung = true).is_some()
+    }
+
     /// One round over all queues and wires. Answers whether anything was done; what was sent is
     /// visible.
     pub fn turn(&mut self, cx: &mut EtherContext<'_>) -> bool {
