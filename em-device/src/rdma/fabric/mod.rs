@@ -267,6 +267,17 @@ impl Fabric for Wires {
         route
     }
 
+    fn is_handled(&mut self, peer: Peer) -> bool {
+        if peer == self.own {
+            return self.loopback.is_empty();
+        }
+        let wire = self.wires.iter_mut().find(|wire| wire.peer == peer);
+        wire.is_none_or(|wire| {
+            let sent = wire.port.sent();
+            wire.port.is_done(sent)
+        })
+    }
+
     fn addresses(&self) -> &Addresses {
         &self.addresses
     }
