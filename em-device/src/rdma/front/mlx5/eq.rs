@@ -111,6 +111,8 @@ pub(crate) struct Eq {
     consumer: u32,
     producer: u32,
     armed: bool,
+    /// Whether an entry was lost.
+    lossy: bool,
     _charge: Charge,
 }
 
@@ -131,6 +133,7 @@ impl Eq {
             consumer: 0,
             producer: 0,
             armed: false,
+            lossy: false,
             _charge: charge,
         }
     }
@@ -150,12 +153,16 @@ impl Eq {
     }
 
     /// Adds an entry and interrupts when the queue is armed. An entry that finds no room, or no
-    /// memory, is lost: drivers size their queues so that this does not happen.
-    pub(crate) fn push(&mut self, eqe: &Eqe, memory: &DotView<'_>, irqs: &Irqs) {
-        if self.pending() >> self.log_size == 0 && self.store(eqe, memory).is_some() {
+    /// memory, is lost (`false`): drivers size their queues so that this does not happen.
+    pub(crate) fn push(&mut self, eqe: &Eqe, memory: &DotView<'_>, irqs: &Irqs) -> bool {
+        let stored = self.pending() >> self.log_size == 0 && self.store(eqe, memory).is_some();
+        if stored {
             self.producer = self.producer.wrapping_add(1);
+        } else if !std::mem::replace(&mut self.lossy, true) {
+            log::warn!("an event queue of vector {} overran", self.vector);
         }
         self.interrupt(irqs);
+        stored
     }
 
     /// The driver read up to `consumer` and may want the next interrupt.
@@ -234,9 +241,9 @@ mod tests {
             }
         }
 
-        fn push(&mut self, cqn: u32) {
+        fn push(&mut self, cqn: u32) -> bool {
             let view = self.reader.pin();
-            self.eq.push(&Eqe::completion(cqn), &view, &self.irqs);
+            self.eq.push(&Eqe::completion(cqn), &view, &self.irqs)
         }
 
         /// CQ number and owner of the entry in a slot.
@@ -264,7 +271,8 @@ mod tests {
     #[test]
     fn a_full_queue_overwrites_nothing() {
         let mut harness = Harness::new(1, &[]);
-        (1..=3).for_each(|n| harness.push(n));
+        let stored = [1, 2, 3].map(|n| harness.push(n));
+        assert_eq!(stored, [true, true, false]);
         assert_eq!((harness.entry(0), harness.entry(1)), ((1, 0), (2, 0)));
         harness.eq.update(1, false, &harness.irqs);
         harness.push(4);
