@@ -144,12 +144,14 @@ mod tests {
     fn timers_of_queue_pairs_that_are_gone_need_no_memory() {
         let mut timers = Timers::default();
         let due = Instant::now() + Duration::from_secs(8000);
-        let mut kept = Timer::default();
-        kept.due = Some(due);
+        let until = |due| Timer {
+            due: Some(due),
+            ..Timer::default()
+        };
+        let mut kept = until(due);
         timers.arm(QpNum(1), Kind::Answer, &mut kept);
         for n in 2..10_000 {
-            let mut timer = Timer::default();
-            timer.due = Some(due);
+            let mut timer = until(due);
             timers.arm(QpNum(n), Kind::Pause, &mut timer);
             timers.forget(&timer, |num, _| kept.armed().filter(|_| num == QpNum(1)));
             assert!(timers.heap.len() <= 2 * STALE);
