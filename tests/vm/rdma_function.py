@@ -77,6 +77,18 @@ def test_port_is_active_with_the_addresses_that_the_om_gave(ctx):
     assert len(lids) == 2
 
 
+def test_port_follows_the_administrator(ctx):
+    """`dpuctl link set` takes the guest's port down and brings it back, and the driver hears of both."""
+    vm, device = ctx.lab.vms[0], devices(ctx)[0]
+    for state, want in (("down", "1: DOWN"), ("up", "4: ACTIVE")):
+        ctx.lab.dpu.ctl("link", "set", ctx.lab.rdma_functions[0].name, state)
+        deadline = time.monotonic() + 20
+        while vm.must(f"cat /sys/class/infiniband/{device}/ports/1/state").strip() != want:
+            assert time.monotonic() < deadline, f"the port is not {want} after link set {state}"
+            time.sleep(0.2)
+    perftest(ctx, "ib_write_bw", 65536)
+
+
 def test_bandwidth_of_all_sizes(ctx):
     """ib_write_bw, ib_read_bw and ib_send_bw from 2 bytes to 8 MiB."""
     for name in RC_TESTS:

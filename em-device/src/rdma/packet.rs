@@ -207,6 +207,9 @@ pub trait Fabric {
     fn file(&self, peer: Peer, file: u64) -> Option<&dot_iommu::HostMapping>;
     /// The way to a destination of a datagram.
     fn route(&mut self, to: &Destination) -> Route;
+    /// Whether a peer has handled all that was sent to it: nobody looks at the bytes any more that
+    /// those packets refer to.
+    fn is_handled(&mut self, peer: Peer) -> bool;
     /// This function's LID and GID table.
     fn addresses(&self) -> &Addresses;
 }

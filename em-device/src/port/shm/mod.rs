@@ -19,7 +19,7 @@ mod wake;
 
 #[cfg(test)]
 mod stress_tests;
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod test_support;
 #[cfg(test)]
 mod tests;

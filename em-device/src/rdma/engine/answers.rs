@@ -4,7 +4,7 @@ use super::Context;
 use super::memory::{Fault, Part};
 use super::psn;
 use super::qp::Qp;
-use super::requester::Fate;
+use super::requester::{Fate, UNRELIABLE_LOOK, UNRELIABLE_WAIT};
 use super::tables::Shared;
 use super::timers::{Kind, rnr_time};
 use crate::rdma::packet::Verdict;
@@ -268,10 +268,22 @@ impl<F: Front> Qp<F> {
         untaken.is_some()
     }
 
+    /// Whether no answer of an unreliable connection will come: the peer handled all that was sent, and
+    /// its queue pair did not want it.
+    fn is_lost(&self, cx: &mut Context<'_>) -> bool {
+        let since = self.requester.silent.unwrap_or(cx.now);
+        let peer = self.attributes.path.map(|path| path.peer);
+        cx.now.saturating_duration_since(since) >= UNRELIABLE_WAIT
+            || peer.is_none_or(|peer| cx.fabric.is_handled(peer))
+    }
+
     /// A timer is due.
     pub(super) fn timed_out(&mut self, kind: Kind, sh: &mut Shared<F>, cx: &mut Context<'_>) {
         match kind {
-            Kind::Pause => self.pause_timer.due = None,
+            Kind::Pause => {
+                self.pause_timer.due = None;
+                self.receive_rung |= self.state == QpState::Error;
+            }
             Kind::Answer => {
                 self.answer_timer.due = None;
                 if !self.sends() || !self.requester.waits() {
@@ -284,6 +296,10 @@ impl<F: Front> Qp<F> {
                 if self.service == Service::Rc {
                     sh.counters.timeouts += 1;
                     self.retry(sh, cx);
+                    return;
+                }
+                if self.service == Service::Uc && !self.is_lost(cx) {
+                    self.answer_timer.due = cx.now.checked_add(UNRELIABLE_LOOK);
                     return;
                 }
                 // Nobody takes these bytes any more.

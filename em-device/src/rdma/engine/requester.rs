@@ -5,6 +5,7 @@ use super::psn;
 use super::qp::Qp;
 use super::tables::Shared;
 use super::{Context, Notice};
+use crate::rdma::engine::run::LISTS;
 use crate::rdma::packet::{Body, MAX_INLINE, NotSent, Payload, Request};
 use crate::rdma::verbs::{
     Data, Done, Front, MAX_SGE, Next, Operation, QpState, RegionChange, SendQueue, Service, Status,
@@ -24,8 +25,10 @@ const WINDOW: u32 = 8 << 20;
 const TURN: usize = 32;
 /// Gathered bytes up to which copying them into the packet is faster than saying where they are.
 const COPIED: u32 = 64;
-/// How long an unreliable service's request waits for word that its bytes were copied.
-const UNRELIABLE_WAIT: Duration = Duration::from_millis(500);
+/// How long an unreliable service's request waits for word that its bytes were copied, and how often
+/// it is asked whether word will come at all.
+pub(super) const UNRELIABLE_WAIT: Duration = Duration::from_millis(500);
+pub(super) const UNRELIABLE_LOOK: Duration = Duration::from_millis(1);
 
 /// How far a request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +116,8 @@ pub(super) struct Requester {
     pub(super) untaken: Option<u64>,
     /// Since when the responder does not know this memory, and how long the next pause is.
     pub(super) unknown: Option<(Instant, Duration)>,
+    /// Since when an unreliable service has had no answer.
+    pub(super) silent: Option<Instant>,
 }
 
 impl Requester {
@@ -132,6 +137,7 @@ impl Requester {
         self.rnr_retries = 0;
         self.unknown = None;
         self.untaken = None;
+        self.silent = None;
         self.sent = self.next_psn;
         self.unacknowledged = self.next_psn;
     }
@@ -172,7 +178,7 @@ impl<F: Front> Qp<F> {
         // A 1 GiB message must not keep the others waiting.
         let mut packets = 2 * TURN;
         while matches!(self.state, QpState::Rts | QpState::Sqd) && self.pause_timer.due.is_none() {
-            if budget == 0 || packets == 0 {
+            if budget == 0 || packets == 0 || sh.spent > LISTS {
                 turn.more = true;
                 break;
             }
@@ -220,7 +226,10 @@ impl<F: Front> Qp<F> {
             None => Next::Empty,
         };
         let flight = match next {
-            Next::Entry(request) => self.admit(request),
+            Next::Entry(request) => {
+                sh.charge(&request);
+                self.admit(request)
+            }
             Next::Bad(cookie) => Flight {
                 request: WorkRequest {
                     cookie,
@@ -247,7 +256,6 @@ impl<F: Front> Qp<F> {
         };
         self.requester.next_psn = flight.end();
         self.requester.flight.push_back(flight);
-        sh.in_flight += 1;
         true
     }
 
@@ -353,7 +361,7 @@ impl<F: Front> Qp<F> {
         let Some(flight) = r.flight.get_mut(r.cursor) else {
             return Step::Wait;
         };
-        let Operation::Register(change) = &flight.request.operation else {
+        let Operation::Register(change) = &mut flight.request.operation else {
             return Step::Wait;
         };
         let region = sh.regions.get(change.key.0 >> 8);
@@ -363,6 +371,8 @@ impl<F: Front> Qp<F> {
         }
         let own = region.is_some_and(|region| self.registers_all || region.pd == self.pd);
         flight.fate = register(sh, change, own);
+        // Many that wait for one before them to complete would hold as many lists.
+        change.translation = None;
         if flight.fate == Fate::Done {
             r.cursor += 1;
         }
@@ -395,7 +405,7 @@ impl<F: Front> Qp<F> {
         };
         let last = r.offset + len >= flight.len;
         let (action, tail) = action(flight, r.offset, last);
-        let waits = reliable || r.offset != 0 || matches!(payload, Payload::Segments(_));
+        let mut waits = reliable || r.offset != 0 || matches!(payload, Payload::Segments(_));
         let at = psn::add(flight.psn, r.offset >> shift);
         let packet = &mut sh.packet;
         packet.to = self.attributes.dest_qp;
@@ -424,8 +434,9 @@ impl<F: Front> Qp<F> {
         }
         match cx.fabric.send(path.peer, packet) {
             Err(NotSent::Full) => return Step::Full,
-            // As if it were lost on the way: the timer tells.
-            Ok(()) | Err(NotSent::Gone) => {}
+            Ok(()) => {}
+            // As if it were lost on the way: the timer tells, if there is an answer to wait for.
+            Err(NotSent::Gone) => waits &= reliable || r.offset != 0,
         }
         if r.offset == 0 && flight.is_read() {
             r.reads += 1;
@@ -456,8 +467,10 @@ impl<F: Front> Qp<F> {
     pub(super) fn restart_timer(&mut self, now: Instant) {
         let time = match self.service {
             Service::Rc => super::timers::ack_timeout(self.attributes.timeout),
-            Service::Uc | Service::Ud => Some(UNRELIABLE_WAIT),
+            Service::Uc => Some(UNRELIABLE_LOOK),
+            Service::Ud => Some(UNRELIABLE_WAIT),
         };
+        self.requester.silent = Some(now);
         self.answer_timer.due = time
             .filter(|_| self.requester.waits())
             .and_then(|time| now.checked_add(time));
@@ -488,7 +501,6 @@ impl<F: Front> Qp<F> {
             let Some(flight) = r.flight.front() else {
                 break;
             };
-            sh.in_flight -= 1;
             r.cursor -= 1;
             if flight.is_read() {
                 r.reads = r.reads.saturating_sub(1);
@@ -528,7 +540,6 @@ impl<F: Front> Qp<F> {
                 self.num.0,
                 flight.request
             );
-            sh.in_flight -= 1;
             sh.counters.failed += 1;
             self.complete_send(flight.request.cookie, flight.done(), status, sh, cx);
         }

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 const BACKLOG: usize = 4096;
 /// How soon those that wait for room or a route try again by themselves.
 const BLOCKED: Duration = Duration::from_millis(1);
-/// How long a READ that was given up may still be done by a peer.
-const LINGER: Duration = Duration::from_millis(500);
+/// Bytes of page lists that one turn makes: much more would keep other functions waiting.
+pub(super) const LISTS: usize = 64 << 20;
 
 impl<F: Front> Engine<F> {
     /// Something may have been posted to a send queue.
@@ -37,17 +37,6 @@ impl<F: Front> Engine<F> {
         new
     }
 
-    /// Something may have been posted to a receive queue. Without this, what is posted to a queue
-    /// pair in error is not flushed.
-    #[inline]
-    pub fn ring_receive(&mut self, num: QpNum) {
-        let qp = self.qps.get_mut(num.0);
-        if let Some(qp) = qp.filter(|qp| qp.state == QpState::Error) {
-            qp.receive_rung = true;
-            self.mark(num);
-        }
-    }
-
     /// Puts a queue pair in the list of those that have something to do.
     #[inline]
     pub(super) fn mark(&mut self, num: QpNum) {
@@ -63,10 +52,7 @@ impl<F: Front> Engine<F> {
     /// One round: sends what was posted, timers. Answers whether anything was done.
     pub fn turn(&mut self, cx: &mut Context<'_>) -> bool {
         let mut did = self.send_backlog(cx);
-        if std::mem::take(&mut self.shared.lingers) {
-            self.linger_until = cx.now.checked_add(LINGER);
-        }
-        self.linger_until = self.linger_until.filter(|until| cx.now < *until);
+        self.shared.spent = 0;
         while let Some((at, num, kind)) = self.timers.expired(cx.now) {
             let Some(qp) = self.qps.get_mut(num.0) else {
                 continue;
@@ -84,6 +70,11 @@ impl<F: Front> Engine<F> {
         }
         let mut blocked = true;
         for _ in 0..self.ready.len() {
+            if self.shared.spent > LISTS {
+                // The others have their turn first next time.
+                blocked = false;
+                break;
+            }
             let Some(num) = self.ready.pop_front() else {
                 break;
             };
@@ -209,8 +200,7 @@ impl<F: Front> Engine<F> {
             return Some(Duration::ZERO);
         }
         let waits = !self.ready.is_empty() || !self.shared.backlog.is_empty();
-        let timers = [self.timers.next(), self.linger_until];
-        let timer = timers.into_iter().flatten().min();
+        let timer = self.timers.next();
         let timer = timer.map(|at| at.saturating_duration_since(now));
         match (waits.then_some(BLOCKED), timer) {
             (Some(one), Some(other)) => Some(one.min(other)),

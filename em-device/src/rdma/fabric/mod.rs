@@ -282,6 +282,14 @@ impl Fabric for Wires {
         route
     }
 
+    fn is_handled(&mut self, peer: Peer) -> bool {
+        if peer == self.own {
+            return self.loopback.is_empty();
+        }
+        let sent = self.position(peer);
+        self.is_taken(peer, sent)
+    }
+
     fn addresses(&self) -> &Addresses {
         &self.addresses
     }

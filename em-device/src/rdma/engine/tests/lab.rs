@@ -169,6 +169,9 @@ impl Fabric for Wire {
             None => Route::Refused,
         }
     }
+    fn is_handled(&mut self, peer: Peer) -> bool {
+        !self.faults.dead && self.outgoing.iter().all(|(to, _)| *to != peer)
+    }
     fn addresses(&self) -> &Addresses {
         &self.addresses
     }
@@ -270,7 +273,6 @@ impl Node {
         queue
             .waiting
             .push_back(Next::Entry(ReceiveRequest { cookie, sges }));
-        self.engine.ring_receive(qp);
     }
 
     pub(super) fn take_completions(&mut self) -> Vec<Completion> {

@@ -6,7 +6,7 @@ use super::eq::{Eq, Eqe, event};
 use super::ether::{EtherContext, EtherPath, discard};
 use super::lookout::Lookout;
 use super::mapped::MappedPages;
-use super::nic::{EtherState, FIRST_SQ};
+use super::nic::{EtherState, FIRST_SQ, QueueState};
 use super::pages::Allowance;
 use super::registers::{BAR_BYTES, FIRST_UAR, UAR_BYTES};
 use super::table::Table;
@@ -83,6 +83,8 @@ pub struct Device {
     pub(super) running: bool,
     pub(super) link_up: bool,
     link_news: bool,
+    /// Events that found no room in their queue.
+    pub(super) lost_events: u64,
     /// The command that made the queue for command events: its driver still polls for it.
     pub(super) polled_slot: Option<u8>,
 }
@@ -107,6 +109,7 @@ impl Device {
             host_atomics: false,
             running: false,
             link_news: false,
+            lost_events: 0,
             polled_slot: None,
         }
     }
@@ -342,6 +345,11 @@ impl Device {
             counters: &mut self.ether.counters,
             link_up: self.link_up,
         });
+        for sqn in self.path.take_failed() {
+            if let Ok(queue) = self.ether.sqs.get_mut(sqn) {
+                queue.state = QueueState::Error;
+            }
+        }
         for (cqn, pushed) in events {
             match pushed {
                 Pushed::Overrun => {
@@ -473,7 +481,8 @@ impl Device {
             return;
         };
         if let Ok(eq) = self.objects.eqs.get_mut(eqn) {
-            eq.push(&Eqe::completion(cqn), memory, &self.irqs);
+            let stored = eq.push(&Eqe::completion(cqn), memory, &self.irqs);
+            self.lost_events += u64::from(!stored);
         }
     }
 
@@ -482,7 +491,8 @@ impl Device {
         let mut posted = false;
         for eq in self.objects.eqs.values_mut() {
             if eq.wants(eqe.kind()) {
-                eq.push(eqe, memory, &self.irqs);
+                let stored = eq.push(eqe, memory, &self.irqs);
+                self.lost_events += u64::from(!stored);
                 posted = true;
             }
         }

@@ -17,6 +17,8 @@ mod doorbells;
 mod eq;
 pub mod ether;
 mod fields;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod iseg;
 mod lookout;
 mod mapped;

@@ -31,7 +31,11 @@ impl Device {
             ("receiver_not_ready", c.receiver_not_ready),
             ("sequence", c.sequence_errors),
         ];
-        let served = [("refused", c.refused), ("dropped", c.dropped)];
+        let served = [
+            ("refused", c.refused),
+            ("dropped", c.dropped),
+            ("event", self.lost_events),
+        ];
         let drops = |all: &[(&str, u64)]| -> BTreeMap<String, u64> {
             let counted = all.iter().filter(|(_, n)| *n != 0);
             counted.map(|(name, n)| ((*name).to_owned(), *n)).collect()

@@ -42,6 +42,7 @@ const GENERAL: &[Value] = &[
     value(0x1d, 2, 6, 20),                // log_max_mkey
     value(0x1f, 4, 4, 5),                 // log_max_eq
     value(0x21, 1, 7, 40),                // log_max_mrw_sz
+    value(0x23, 0, 1, 1),                 // umr_extended_translation_offset
     value(0x29, 2, 6, 4),                 // log_max_ra_req_qp
     value(0x2b, 2, 6, 4),                 // log_max_ra_res_qp
     value(0x35, 3, 5, 16),                // local_ca_ack_delay

@@ -51,6 +51,9 @@ impl Fabric for NoFabric {
     fn route(&mut self, _: &Destination) -> Route {
         Route::Refused
     }
+    fn is_handled(&mut self, _: Peer) -> bool {
+        true
+    }
     fn addresses(&self) -> &Addresses {
         &self.0
     }
