@@ -3,9 +3,10 @@
 use super::super::bits::put;
 use super::super::command::opcode as op;
 use super::super::fields::{mkc, tirc};
+use super::super::wqe::opcode;
 use super::connection::{End, to_init, to_peer, to_send};
-use super::entries::{Names, address, page, receive, send};
-use super::node::{INPUT, OUTPUT, QUEUE};
+use super::entries::{Names, address, entry, page, receive, remote, segment, send};
+use super::node::{DATA, INPUT, OUTPUT, QUEUE};
 use super::objects::{self, ETHER, Ring, about};
 use super::world::{HOSTILE, NEIGHBOUR, World};
 use super::{Source, frames};
@@ -20,6 +21,8 @@ const MOST: usize = 16;
 pub(super) struct Qp {
     number: u32,
     datagram: bool,
+    /// Whether it was connected with the neighbour's last.
+    outside: bool,
     receive: Ring,
     send: Ring,
 }
@@ -60,6 +63,7 @@ impl Known {
         let qp = Qp {
             number: end.qpn,
             datagram: false,
+            outside: true,
             receive: end.receive,
             send: end.send,
         };
@@ -108,9 +112,7 @@ impl World {
     pub fn case(&mut self, source: &mut Source<'_>) {
         if !self.hostile.function.with(|device, _| device.running()) && !source.one_in(4) {
             self.hostile.set_bus_master(true);
-            self.hostile
-                .write(0x10, &((QUEUE >> 32) as u32).to_be_bytes());
-            self.hostile.write(0x14, &(QUEUE as u32).to_be_bytes());
+            self.give_queue();
             self.hostile.command(op::INIT_HCA, &[], 16);
         }
         // What was taken away comes back soon, or little is tried.
@@ -120,6 +122,7 @@ impl World {
             self.hostile
                 .function
                 .with(|device, _| device.set_link(true));
+            self.give_queue();
         }
         match source.below(32) {
             0..=5 => self.make(source),
@@ -137,6 +140,13 @@ impl World {
             _ => self.now += Duration::from_micros(1 << source.below(21)),
         }
         self.after_case();
+    }
+
+    /// Tells the device where the command queue is.
+    fn give_queue(&mut self) {
+        self.hostile
+            .write(0x10, &((QUEUE >> 32) as u32).to_be_bytes());
+        self.hostile.write(0x14, &(QUEUE as u32).to_be_bytes());
     }
 
     /// Executes a command that may be changed; answers the number of the object, if it succeeds.
@@ -194,6 +204,7 @@ impl World {
                     let qp = Qp {
                         number,
                         datagram,
+                        outside: false,
                         receive,
                         send,
                     };
@@ -286,7 +297,7 @@ impl World {
         for (qpn, remote) in [(one, other), (other, one)] {
             if !source.one_in(4) {
                 self.give(source, op::QP_2RST, about(qpn));
-                self.begin_anew(qpn);
+                self.begin_anew(qpn, peer == NEIGHBOUR);
             }
             self.give(source, op::RST2INIT_QP, to_init(qpn));
             self.give(source, op::INIT2RTR_QP, to_peer(qpn, peer, remote));
@@ -302,8 +313,9 @@ impl World {
     }
 
     /// A queue pair's rings are empty, as after a reset.
-    fn begin_anew(&mut self, qpn: u32) {
+    fn begin_anew(&mut self, qpn: u32, outside: bool) {
         for qp in self.known.qps.iter_mut().filter(|qp| qp.number == qpn) {
+            qp.outside = outside;
             (qp.send.count, qp.receive.count) = (0, 0);
             self.hostile.memory.scribble(qp.send.record, &[0; 8]);
         }
@@ -318,7 +330,10 @@ impl World {
         let mut qp = self.known.qps[index];
         for _ in 0..1 + source.below(4) {
             let head = (qp.send.count as u16, qp.number);
-            let bytes = send(source, &self.known.names(), head, qp.datagram);
+            let bytes = match source.below(2) {
+                0 if !qp.datagram => self.good_entry(source, head, qp.outside),
+                _ => send(source, &self.known.names(), head, qp.datagram),
+            };
             for block in bytes.chunks(64) {
                 self.hostile
                     .memory
@@ -337,6 +352,22 @@ impl World {
         self.take_completions(source);
         self.hostile.ring_send(qp.number);
         self.known.qps[index] = qp;
+    }
+
+    /// An RDMA WRITE or READ that succeeds where nothing was spoilt.
+    fn good_entry(&self, source: &mut Source<'_>, head: (u16, u32), outside: bool) -> Vec<u8> {
+        let known = &self.known;
+        let own = known.keys.first().copied().unwrap_or_default();
+        let key = match outside {
+            // The last one is the one that is meant for this.
+            true => known.foreign.last().copied().unwrap_or_default(),
+            false => own,
+        };
+        let opcode = source.pick(&[opcode::RDMA_WRITE, opcode::RDMA_READ]);
+        let [there, here] = [(); 2].map(|()| DATA + source.below(0x4000));
+        let len = source.below(0x2000) as u32;
+        let segments = [remote(there, key), segment(len, own, here)].concat();
+        entry((head.0, opcode, head.1), 8, 0, &segments)
     }
 
     /// Completion queues have room again, mostly.
