@@ -87,7 +87,7 @@ impl Node {
         let mut wires = Wires::new(own, ask);
         wires.add_file(own, memory.mapping().id(), memory.mapping().clone());
         let reader = memory.table.reader();
-        let mut function = RdmaFunction::new(own.0, device, doorbells.clone(), wires, reader);
+        let mut function = RdmaFunction::new(own.0, device, wires, reader);
         function.addresses_changed();
         let mut this = Self {
             memory,
