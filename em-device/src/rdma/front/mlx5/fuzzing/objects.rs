@@ -56,7 +56,7 @@ pub(super) fn eq(node: &mut Node) -> (Vec<u8>, Ring) {
         (eqc::INTR.at(eqc::AT), 1),
     ]);
     // Not those of commands, which are waited for by polling.
-    let types = u64::MAX & !(1 << 0x0a);
+    let types = !(1_u64 << 0x0a);
     put(&mut input, eqc::EVENT_BITMASK, &types.to_be_bytes());
     node.memory.poke(page, &[1; 4096]);
     input.extend(page.to_be_bytes());
