@@ -40,6 +40,8 @@ mod fabric;
 #[cfg(not(loom))]
 mod link;
 #[cfg(not(loom))]
+pub mod keeper;
+#[cfg(not(loom))]
 pub mod local;
 pub mod proto;
 mod registers;
