@@ -38,9 +38,9 @@ mod error;
 #[cfg(not(loom))]
 mod fabric;
 #[cfg(not(loom))]
-mod link;
-#[cfg(not(loom))]
 pub mod keeper;
+#[cfg(not(loom))]
+mod link;
 #[cfg(not(loom))]
 pub mod local;
 pub mod proto;

@@ -2,7 +2,8 @@
 //!
 //! A message is read without taking it out of the socket ([`Receiver::next`]); it is taken out when it was dealt
 //! with ([`Receiver::done`]). So the socket, which outlives this process, is the memory of what is not done yet.
-//! Messages above [`IN_PLACE`] do not fit into a socket and are the exception; no VMM sends any.
+//! Messages above [`IN_PLACE`], which do not fit into a socket, and those whose descriptors come with a part of
+//! their bytes are the exception; no VMM sends any.
 //!
 //! Descriptors belong to the message whose bytes they came with: one read never sees those of two messages, because
 //! the kernel ends it behind the bytes that carry some, and a read of several messages that brought some is done
@@ -172,7 +173,7 @@ impl<'a> Receiver<'a> {
                     return Err(ConnError::Size(header.size));
                 }
                 if size > IN_PLACE {
-                    return self.take_large(&header, buffer);
+                    return self.take_pieces(buffer);
                 }
                 if seen == size || seen > size && fds.is_empty() {
                     self.left = size;
@@ -182,6 +183,10 @@ impl<'a> Receiver<'a> {
                     look = size;
                     continue;
                 }
+            }
+            // What comes after descriptors is not seen before they are taken.
+            if !fds.is_empty() {
+                return self.take_pieces(buffer);
             }
             if self.wait(Some(pause))? {
                 return Ok(Incoming::Stopped);
@@ -207,12 +212,25 @@ impl<'a> Receiver<'a> {
         Ok(())
     }
 
-    /// Takes a message that is too long to wait for in the socket. Nobody can take it over half read.
-    fn take_large(&self, header: &Header, buffer: &mut Vec<u8>) -> Result<Incoming, ConnError> {
-        let mut fds = Vec::new();
-        buffer.resize(header.size as usize, 0);
-        match self.fill(buffer, &mut fds)? {
-            Filled::All => Ok(Incoming::Message(*header, fds)),
+    /// Takes a message that cannot be seen as a whole in the socket. Nobody can take it over half read.
+    fn take_pieces(&self, buffer: &mut Vec<u8>) -> Result<Incoming, ConnError> {
+        let (mut fds, mut start) = (Vec::new(), [0; HEADER_SIZE]);
+        match self.fill(&mut start, &mut fds)? {
+            Filled::All => {}
+            Filled::Stopped => return Ok(Incoming::Stopped),
+            Filled::Closed => return Err(ConnError::Torn),
+        }
+        let Ok(header) = Header::read_from_bytes(&start) else {
+            return Err(ConnError::Torn);
+        };
+        let size = header.size as usize;
+        if !(HEADER_SIZE..=MAX_MESSAGE).contains(&size) {
+            return Err(ConnError::Size(header.size));
+        }
+        buffer.resize(size.max(buffer.len()), 0);
+        let rest = buffer.get_mut(HEADER_SIZE..size).unwrap_or_default();
+        match self.fill(rest, &mut fds)? {
+            Filled::All => Ok(Incoming::Message(header, fds)),
             Filled::Stopped => Ok(Incoming::Stopped),
             Filled::Closed => Err(ConnError::Torn),
         }

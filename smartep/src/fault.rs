@@ -33,10 +33,8 @@ pub fn point(name: &str) {
 fn hit(fault: &Fault, name: &str) {
     if fault.name == name && fault.left.fetch_sub(1, Ordering::Relaxed) == 1 {
         // As abruptly as from outside: no destructor, no handler.
-        let _ = rustix::process::kill_process(
-            rustix::process::getpid(),
-            rustix::process::Signal::KILL,
-        );
+        let _ =
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
         std::process::abort();
     }
 }

@@ -164,8 +164,9 @@ impl VirtioData {
                     "function {}: driver ready, features {features:#x}",
                     self.seat.id
                 );
-                self.on_device(move |f| f.device.start(features, &queues, &mut f.links));
+                // Before a ring is touched: who finds it noted goes on where the ring is, who does not begins at 0.
                 self.note();
+                self.on_device(move |f| f.device.start(features, &queues, &mut f.links));
                 report(&self.seat.om, self.seat.id, FunctionState::Running);
             }
         }

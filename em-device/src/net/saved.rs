@@ -77,7 +77,10 @@ fn table(fields: &mut Fields<'_>, there: bool) -> Option<Option<Vec<Mac>>> {
     if len > MAX_TABLE {
         return None;
     }
-    (0..len).map(|_| fields.bytes()).collect::<Option<_>>().map(Some)
+    (0..len)
+        .map(|_| fields.bytes())
+        .collect::<Option<_>>()
+        .map(Some)
 }
 
 #[cfg(test)]
@@ -107,8 +110,13 @@ mod tests {
         assert_eq!(to_bytes(&next), bytes);
         assert_eq!(next.pairs, 3);
         let frame = |to: [u8; 6], vlan: u8| [&to[..], &[2; 6], &[0x81, 0, 0, vlan, 8, 0]].concat();
-        assert!(next.filter.wants(&frame(other, 7)) && next.filter.wants(&frame([2, 0, 0, 0, 0, 7], 7)));
-        assert!(!next.filter.wants(&frame(other, 8)) && !next.filter.wants(&frame([2, 0, 0, 0, 0, 1], 7)));
+        assert!(
+            next.filter.wants(&frame(other, 7)) && next.filter.wants(&frame([2, 0, 0, 0, 0, 7], 7))
+        );
+        assert!(
+            !next.filter.wants(&frame(other, 8))
+                && !next.filter.wants(&frame([2, 0, 0, 0, 0, 1], 7))
+        );
         for len in 0..bytes.len() {
             assert_eq!(apply(&bytes[..len], &mut new()), None);
         }

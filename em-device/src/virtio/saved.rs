@@ -157,6 +157,9 @@ mod tests {
         for len in 0..bytes.len() {
             assert_eq!(SavedRegisters::from_bytes(&bytes[..len]), None);
         }
-        assert_eq!(SavedRegisters::from_bytes(&[&bytes[..], &[0]].concat()), None);
+        assert_eq!(
+            SavedRegisters::from_bytes(&[&bytes[..], &[0]].concat()),
+            None
+        );
     }
 }

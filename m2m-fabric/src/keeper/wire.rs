@@ -170,7 +170,8 @@ impl Keys for [u8] {
     fn as_chunks_of_8(&self) -> (Vec<Key>, &[u8]) {
         let chunks = self.chunks_exact(8);
         let tail = chunks.remainder();
-        let keys = chunks.filter_map(|c| Some(Key::from_bits(u64::from_le_bytes(c.try_into().ok()?))));
+        let keys =
+            chunks.filter_map(|c| Some(Key::from_bits(u64::from_le_bytes(c.try_into().ok()?))));
         (keys.collect(), tail)
     }
 }
@@ -181,7 +182,10 @@ fn wait(socket: &OwnedFd, for_what: PollFlags, deadline: Instant) -> Result<(), 
         return Err(Errno::TIMEDOUT);
     }
     let timeout = left.try_into().map_err(|_| Errno::INVAL)?;
-    match poll(&mut [PollFd::new(&socket.as_fd(), for_what)], Some(&timeout)) {
+    match poll(
+        &mut [PollFd::new(&socket.as_fd(), for_what)],
+        Some(&timeout),
+    ) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(error),
     }

@@ -291,7 +291,11 @@ fn a_lost_em_that_returns_in_time_finds_its_wires_and_nobody_is_told() {
     let orders = w.em_up(1).unwrap();
     let again = added(&orders);
     assert_eq!(again.len(), 3);
-    assert!(again.iter().all(|(em, _, id)| *em == 1 && before.contains(id)));
+    assert!(
+        again
+            .iter()
+            .all(|(em, _, id)| *em == 1 && before.contains(id))
+    );
     assert!(w.end_grace(start + GRACE * 2).is_empty());
     assert_eq!(w.ends().len(), before.len());
     assert!((0..4).all(|function| w.carrier(function)));

@@ -45,7 +45,9 @@ impl Record {
 
     /// Whether exactly this range is noted.
     pub(super) fn has(&self, address: u64, size: u64) -> bool {
-        self.used.get(&address).is_some_and(|(_, noted)| *noted == size)
+        self.used
+            .get(&address)
+            .is_some_and(|(_, noted)| *noted == size)
     }
 
     /// A map is there; `new`: with the first range of this file.

@@ -24,11 +24,13 @@ use crate::config::ConfigState;
 pub use crate::conn::StopFd;
 use crate::conn::{ConnError, Incoming, Receiver, Sender};
 use crate::dma::{DmaSpace, MessageDma};
-use crate::function::FunctionInfo;
 use crate::fault;
+use crate::function::FunctionInfo;
 use crate::irq::Irqs;
 use crate::keep::Kept;
-use crate::proto::{Capabilities, DmaMap, DmaUnmap, HEADER_SIZE, Header, VersionError, answer_version, command};
+use crate::proto::{
+    Capabilities, DmaMap, DmaUnmap, HEADER_SIZE, Header, VersionError, answer_version, command,
+};
 use crate::state::Pending;
 use crate::window::ConfigWindow;
 use crate::{ControlSide, DataSide};
@@ -211,7 +213,9 @@ impl Server {
             let vectors = (0..self.irqs.count()).map(Kept::Vector);
             vectors.for_each(|vector| notes.forget(vector));
             for (_, map) in notes.state.maps() {
-                map.file.into_iter().for_each(|n| notes.forget(Kept::File(n)));
+                map.file
+                    .into_iter()
+                    .for_each(|n| notes.forget(Kept::File(n)));
             }
             notes.state.clear();
         }

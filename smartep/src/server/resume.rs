@@ -137,7 +137,7 @@ impl Server {
         let own = resume.stream.try_clone().map_err(ResumeError::Connection)?;
         let sender = Arc::new(Sender::new(own));
         let messages = match agreed.filter(|a| a.message_dma) {
-            Some(agreed) => MessageDma::new(sender.clone(), agreed.max_data_xfer),
+            Some(agreed) => MessageDma::resumed(sender.clone(), agreed.max_data_xfer),
             None => MessageDma::unusable(sender.clone()),
         };
         self.state = self.control.state();
@@ -171,7 +171,11 @@ impl Server {
             "request {} (command {}) was {}",
             header.id,
             header.command,
-            if pending.replied { "replied to" } else { "begun" }
+            if pending.replied {
+                "replied to"
+            } else {
+                "begun"
+            }
         );
         if !pending.replied && header.command == command::DMA_MAP {
             // The range may be mapped; then it would overlap with itself.

@@ -142,7 +142,12 @@ impl Memory {
         let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
         header.msg_hdr.msg_iov = &mut iov;
         header.msg_hdr.msg_iovlen = 1;
-        let place = self.layout().reply.as_ptr().cast_mut().cast::<libc::mmsghdr>();
+        let place = self
+            .layout()
+            .reply
+            .as_ptr()
+            .cast_mut()
+            .cast::<libc::mmsghdr>();
         // SAFETY: `place` is large and aligned enough (asserted above), in memory that may be written. The kernel
         // reads `header`, `iov` and `message`, which live until it returns, and writes `msg_len` of `place`. Only
         // one thread replies to a client, so nobody else accesses `reply` meanwhile.

@@ -261,22 +261,24 @@ impl State {
     pub fn maps(&self) -> Vec<(u32, MapRecord)> {
         let layout = self.memory.layout();
         let end = layout.map_end.load(Ordering::Acquire) as usize;
-        let used = (0..).zip(layout.maps.iter().take(end)).filter_map(|(slot, place)| {
-            let flags = place.flags.load(Ordering::Acquire);
-            (flags & USED != 0).then(|| {
-                let map = MapRecord {
-                    address: place.address.load(Ordering::Acquire),
-                    size: place.size.load(Ordering::Acquire),
-                    offset: place.offset.load(Ordering::Acquire),
-                    perm: Perm {
-                        read: flags & READ != 0,
-                        write: flags & WRITE != 0,
-                    },
-                    file: (flags as u32).checked_sub(1),
-                };
-                (slot, map)
-            })
-        });
+        let used = (0..)
+            .zip(layout.maps.iter().take(end))
+            .filter_map(|(slot, place)| {
+                let flags = place.flags.load(Ordering::Acquire);
+                (flags & USED != 0).then(|| {
+                    let map = MapRecord {
+                        address: place.address.load(Ordering::Acquire),
+                        size: place.size.load(Ordering::Acquire),
+                        offset: place.offset.load(Ordering::Acquire),
+                        perm: Perm {
+                            read: flags & READ != 0,
+                            write: flags & WRITE != 0,
+                        },
+                        file: (flags as u32).checked_sub(1),
+                    };
+                    (slot, map)
+                })
+            });
         used.collect()
     }
 
@@ -296,7 +298,9 @@ impl State {
             }
             to.store(u64::from_le_bytes(word), Ordering::Release);
         }
-        place.current.store(other | bytes.len() as u32, Ordering::Release);
+        place
+            .current
+            .store(other | bytes.len() as u32, Ordering::Release);
         true
     }
 
