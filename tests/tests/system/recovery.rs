@@ -2,6 +2,7 @@
 
 use crate::fixture::{Pair, exchange, flow, works};
 use distdpu_tests::dpu::{Dpu, Net};
+use distdpu_tests::mlx5::{Mlx5, opcode};
 use distdpu_tests::packet::Random;
 use distdpu_tests::pci;
 use distdpu_tests::recovery::{Tally, successor, while_talking};
@@ -196,4 +197,21 @@ fn a_client_that_has_said_nothing_yet_survives() {
     let mut pair = faulty("accepted", 1);
     pair.start(Setup::default(), Setup::default());
     pair.works();
+}
+
+#[test]
+fn an_rdma_function_comes_back_disabled_on_the_same_connection() {
+    let dpu = Dpu::start_rdma(2).unwrap();
+    let mut driver = Mlx5::open(&dpu.rdma_socket(0), Guest::default()).unwrap();
+    let interface = |driver: &mut Mlx5| driver.read32(0x14).unwrap() >> 8 & 7;
+    driver.start().unwrap();
+    driver.allocate(opcode::ALLOC_PD).unwrap();
+    assert_eq!(interface(&mut driver), 0);
+    for _ in 0..3 {
+        replace(&dpu, 0);
+        assert_eq!(interface(&mut driver), 1, "disabled");
+        driver.start().unwrap();
+        driver.allocate(opcode::ALLOC_PD).unwrap();
+        assert_eq!(interface(&mut driver), 0);
+    }
 }
