@@ -173,23 +173,27 @@ impl Shared {
     }
 
     fn add_function(&self, spec: FunctionSpec, fds: Vec<OwnedFd>) -> Result<(), String> {
-        let [listener, shadow] = <[OwnedFd; 2]>::try_from(fds)
-            .map_err(|fds| format!("a function comes with 2 descriptors, not {}", fds.len()))?;
+        let fds = <[OwnedFd; 3]>::try_from(fds)
+            .map_err(|fds| format!("a function comes with 3 descriptors, not {}", fds.len()))?;
         let mut functions = lock(&self.functions);
         if functions.contains_key(&spec.id) {
             return Err(format!("function {} is served already", spec.id));
         }
         let id = spec.id;
-        let endpoint = Endpoint::start(
-            spec,
-            listener,
-            &shadow,
-            self.worker.clone(),
-            self.om.clone(),
-        )
-        .map_err(|e| e.to_string())?;
+        let endpoint = Endpoint::start(spec, fds, self.worker.clone(), self.om.clone())
+            .map_err(|e| e.to_string())?;
         functions.insert(id, endpoint);
         Ok(())
+    }
+
+    /// All wires of a function are there that there are for now.
+    fn wired(&self, id: u32) -> Result<(), String> {
+        let done = self.worker.run(move |state| {
+            if let Some(function) = state.functions.get_mut(&id) {
+                function.device.wired();
+            }
+        });
+        done.ok_or_else(|| "the data path has ended".to_owned())
     }
 
     fn remove_function(&self, id: u32) -> Result<(), String> {
@@ -329,6 +333,7 @@ impl Handler for FromOm {
             Request::AddFunction(spec) => em.add_function(*spec, fds),
             Request::RemoveFunction { function } => em.remove_function(function),
             Request::AddLink(spec) => em.add_link(spec, fds),
+            Request::Wired { function } => em.wired(function),
             Request::RemoveLink { link } => em.remove_link(link),
             Request::Stats => match em.stats() {
                 Some(stats) => return Reply::Stats(Box::new(stats)),

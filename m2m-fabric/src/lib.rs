@@ -38,6 +38,8 @@ mod error;
 #[cfg(not(loom))]
 mod fabric;
 #[cfg(not(loom))]
+pub mod keeper;
+#[cfg(not(loom))]
 mod link;
 #[cfg(not(loom))]
 pub mod local;

@@ -2,6 +2,7 @@
 
 use crate::config::FunctionConfig;
 use crate::control::FunctionControl;
+use crate::vault::Vault;
 use m2m_fabric::proto::{FunctionKind, FunctionSpec, FunctionState};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -21,6 +22,8 @@ pub struct Function {
     pub control: FunctionControl,
     /// The memory of the shadow, which the EM gets.
     pub shadow: OwnedFd,
+    /// What outlives its EM.
+    pub vault: Vault,
     /// Whether the administrator lets the link be up.
     pub admin_up: AtomicBool,
     life: AtomicU8,
@@ -85,6 +88,7 @@ impl Function {
             spec,
             control,
             shadow,
+            vault: Vault::default(),
             life: AtomicU8::new(Life::Absent.to_code()),
             fault: Mutex::new(None),
         }

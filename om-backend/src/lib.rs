@@ -23,6 +23,7 @@ pub mod presentation;
 pub mod rdma;
 pub mod session;
 pub mod supervisor;
+pub mod vault;
 pub mod wiring;
 
 pub use om::{Om, StartError};

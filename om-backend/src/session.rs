@@ -20,6 +20,8 @@ pub enum Subject {
     Function(u32),
     /// A wire was to be joined.
     AddLink(u32),
+    /// A function was told that its wires are there.
+    Wired,
     /// A wire was to be left.
     RemoveLink(u32),
     /// The EM was told something about RDMA.

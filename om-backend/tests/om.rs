@@ -26,7 +26,7 @@ fn link_bit(em: &FakeEm, function: u32) -> bool {
 }
 
 #[test]
-fn an_em_gets_its_function_with_socket_and_shadow() {
+fn an_em_gets_its_function_with_socket_shadow_and_keeper() {
     let dir = tempfile::tempdir().unwrap();
     let om = Om::start(config(dir.path(), 1)).unwrap();
     let em = FakeEm::join(&om, "em0");
@@ -41,7 +41,7 @@ fn an_em_gets_its_function_with_socket_and_shadow() {
     assert_eq!((net.mtu, net.mac), (9000, [2, 0, 0, 0, 0, 0]));
     let mut fds = fds.into_iter();
     let listener = UnixListener::from(fds.next().unwrap());
-    assert!(fds.next().is_some() && fds.next().is_none());
+    assert_eq!(fds.count(), 2, "the shadow and the keeper");
     let _vmm = UnixStream::connect(dir.path().join("net0.sock")).unwrap();
     listener.accept().unwrap();
     om.stop();

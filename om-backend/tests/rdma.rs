@@ -84,7 +84,7 @@ fn an_em_gets_its_rdma_function_and_a_wire_to_the_other() {
     let FunctionKind::Rdma(rdma) = &spec.kind else {
         panic!("{spec:?}");
     };
-    assert_eq!((rdma.lid, rdma.link_up, fds.len()), (1, true, 2));
+    assert_eq!((rdma.lid, rdma.link_up, fds.len()), (1, true, 3));
     let em1 = FakeEm::join(&om, "em1");
     let (first, fds) = em0.wait_link();
     let (second, _) = em1.wait_link();

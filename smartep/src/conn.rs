@@ -1,7 +1,13 @@
 //! Framing on the socket: whole messages with their descriptors in, whole messages out.
 //!
-//! A message is read as its header and then exactly its body, so that descriptors which the kernel hands over
-//! with either belong to this message and no other.
+//! A message is read without taking it out of the socket ([`Receiver::next`]); it is taken out when it was dealt
+//! with ([`Receiver::done`]). So the socket, which outlives this process, is the memory of what is not done yet.
+//! Messages above [`IN_PLACE`], which do not fit into a socket, and those whose descriptors come with a part of
+//! their bytes are the exception; no VMM sends any.
+//!
+//! Descriptors belong to the message whose bytes they came with: one read never sees those of two messages, because
+//! the kernel ends it behind the bytes that carry some, and a read of several messages that brought some is done
+//! again for the first message alone.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -22,10 +28,19 @@ use rustix::net::{
 use thiserror::Error;
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::fault;
 use crate::proto::{HEADER_SIZE, Header, MAX_FDS, MAX_MESSAGE};
+use crate::state::State;
 
 /// How long a client may leave its socket full before the connection is given up.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Longest message that is read in place, bytes: a DMA reply of 64 KiB fits.
+const IN_PLACE: usize = 68 << 10;
+/// Bytes of the first look at a message: an access of a register fits, and a few of them are soon walked over.
+const FIRST_LOOK: usize = 64;
+/// Longest pause between two looks at a message of which a part is there.
+const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 
 /// Why a connection cannot go on.
 #[derive(Debug, Error)]
@@ -88,7 +103,7 @@ impl AsFd for StopFd {
 /// What came in.
 #[derive(Debug)]
 pub(crate) enum Incoming {
-    /// A message; its body is in the buffer that was passed.
+    /// A message; all of it, header included, is in the buffer that was passed.
     Message(Header, Vec<OwnedFd>),
     /// The client closed between messages.
     Closed,
@@ -99,51 +114,142 @@ pub(crate) enum Incoming {
 /// The reading half.
 #[derive(Debug)]
 pub(crate) struct Receiver<'a> {
-    pub(crate) stream: &'a UnixStream,
-    pub(crate) stop: &'a StopFd,
+    stream: &'a UnixStream,
+    stop: &'a StopFd,
     /// Further clients are accepted and closed at once, so that they do not wait.
-    pub(crate) listener: Option<&'a UnixListener>,
+    listener: Option<&'a UnixListener>,
+    /// Bytes of the message that [`Self::next`] showed and that are still in the socket.
+    left: usize,
 }
 
-impl Receiver<'_> {
-    /// The next message; `body` is overwritten with what follows the header.
-    pub(crate) fn next(&self, body: &mut Vec<u8>) -> Result<Incoming, ConnError> {
-        // A client that never pauses must not keep the server from stopping.
-        if self.stop.is_stopped() {
-            return Ok(Incoming::Stopped);
+impl<'a> Receiver<'a> {
+    pub(crate) fn new(
+        stream: &'a UnixStream,
+        stop: &'a StopFd,
+        listener: Option<&'a UnixListener>,
+    ) -> Self {
+        Self {
+            stream,
+            stop,
+            listener,
+            left: 0,
         }
-        let (mut fds, mut header) = (Vec::new(), [0; HEADER_SIZE]);
-        match self.fill(&mut header, &mut fds)? {
+    }
+
+    /// The next message, or the same until it is [`Self::done`]. `buffer` is overwritten; it is at least as long as
+    /// the message afterwards.
+    pub(crate) fn next(&mut self, buffer: &mut Vec<u8>) -> Result<Incoming, ConnError> {
+        let mut pause = Duration::from_micros(50);
+        let mut look = FIRST_LOOK;
+        self.left = 0;
+        loop {
+            // A client that never pauses must not keep the server from stopping.
+            if self.stop.is_stopped() {
+                return Ok(Incoming::Stopped);
+            }
+            if buffer.len() < look {
+                buffer.resize(look, 0);
+            }
+            let bytes = buffer.get_mut(..look).unwrap_or_default();
+            let mut fds = Vec::new();
+            let seen = match self.receive(bytes, RecvFlags::PEEK, &mut fds) {
+                Ok(0) => return Ok(Incoming::Closed),
+                Ok(seen) => seen,
+                Err(ConnError::System(Errno::AGAIN)) => {
+                    if self.wait(None)? {
+                        return Ok(Incoming::Stopped);
+                    }
+                    continue;
+                }
+                Err(ConnError::System(Errno::CONNRESET | Errno::PIPE)) => {
+                    return Ok(Incoming::Closed);
+                }
+                Err(error) => return Err(error),
+            };
+            let header = bytes.get(..seen.min(HEADER_SIZE));
+            if let Some(Ok(header)) = header.map(Header::read_from_bytes) {
+                let size = header.size as usize;
+                if !(HEADER_SIZE..=MAX_MESSAGE).contains(&size) {
+                    return Err(ConnError::Size(header.size));
+                }
+                if size > IN_PLACE {
+                    return self.take_pieces(buffer);
+                }
+                if seen == size || seen > size && fds.is_empty() {
+                    self.left = size;
+                    return Ok(Incoming::Message(header, fds));
+                }
+                if look != size {
+                    look = size;
+                    continue;
+                }
+            }
+            // What comes after descriptors is not seen before they are taken.
+            if !fds.is_empty() {
+                return self.take_pieces(buffer);
+            }
+            if self.wait(Some(pause))? {
+                return Ok(Incoming::Stopped);
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// The message that was shown is dealt with: takes it out of the socket.
+    pub(crate) fn done(&mut self) -> Result<(), ConnError> {
+        let mut bytes = [0; 4096];
+        while self.left != 0 {
+            let some = self.left.min(bytes.len());
+            let bytes = bytes.get_mut(..some).unwrap_or_default();
+            // Without room for descriptors the kernel drops them; the look at the message brought copies.
+            match rustix::net::recv(self.stream, bytes, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return Err(ConnError::Torn),
+                Ok((_, taken)) => self.left -= taken.min(self.left),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a message that cannot be seen as a whole in the socket. Nobody can take it over half read.
+    fn take_pieces(&self, buffer: &mut Vec<u8>) -> Result<Incoming, ConnError> {
+        let (mut fds, mut start) = (Vec::new(), [0; HEADER_SIZE]);
+        match self.fill(&mut start, &mut fds)? {
             Filled::All => {}
             Filled::Stopped => return Ok(Incoming::Stopped),
-            Filled::Closed(0) => return Ok(Incoming::Closed),
-            Filled::Closed(_) => return Err(ConnError::Torn),
+            Filled::Closed => return Err(ConnError::Torn),
         }
-        let Ok(header) = Header::read_from_bytes(&header) else {
+        let Ok(header) = Header::read_from_bytes(&start) else {
             return Err(ConnError::Torn);
         };
         let size = header.size as usize;
         if !(HEADER_SIZE..=MAX_MESSAGE).contains(&size) {
             return Err(ConnError::Size(header.size));
         }
-        body.resize(size - HEADER_SIZE, 0);
-        match self.fill(body, &mut fds)? {
+        buffer.resize(size.max(buffer.len()), 0);
+        let rest = buffer.get_mut(HEADER_SIZE..size).unwrap_or_default();
+        match self.fill(rest, &mut fds)? {
             Filled::All => Ok(Incoming::Message(header, fds)),
             Filled::Stopped => Ok(Incoming::Stopped),
-            Filled::Closed(_) => Err(ConnError::Torn),
+            Filled::Closed => Err(ConnError::Torn),
         }
     }
 
-    fn fill(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Filled, ConnError> {
-        let mut done = 0;
-        while let Some(rest) = buffer.get_mut(done..).filter(|r| !r.is_empty()) {
+    fn receive(
+        &self,
+        bytes: &mut [u8],
+        how: RecvFlags,
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<usize, ConnError> {
+        loop {
             // One more than allowed fits, so that too many are noticed and not just cut off.
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS + 1))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT | how;
             let result = recvmsg(
                 self.stream,
-                &mut [IoSliceMut::new(rest)],
+                &mut [IoSliceMut::new(bytes)],
                 &mut ancillary,
                 flags,
             );
@@ -157,38 +263,57 @@ impl Receiver<'_> {
                     if received.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_FDS {
                         return Err(ConnError::TooManyFds);
                     }
-                    if received.bytes == 0 {
-                        return Ok(Filled::Closed(done));
-                    }
-                    done += received.bytes;
+                    return Ok(received.bytes);
                 }
-                Err(Errno::AGAIN) => {
-                    if self.wait()? {
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn fill(&self, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Filled, ConnError> {
+        let mut done = 0;
+        while let Some(rest) = buffer.get_mut(done..).filter(|r| !r.is_empty()) {
+            match self.receive(rest, RecvFlags::empty(), fds) {
+                Ok(0) => return Ok(Filled::Closed),
+                Ok(bytes) => done += bytes,
+                Err(ConnError::System(Errno::AGAIN)) => {
+                    if self.wait(None)? {
                         return Ok(Filled::Stopped);
                     }
                 }
-                Err(Errno::INTR) => {}
-                Err(Errno::CONNRESET | Errno::PIPE) => return Ok(Filled::Closed(done)),
-                Err(e) => return Err(e.into()),
+                Err(ConnError::System(Errno::CONNRESET | Errno::PIPE)) => {
+                    return Ok(Filled::Closed);
+                }
+                Err(error) => return Err(error),
             }
         }
         Ok(Filled::All)
     }
 
-    /// Sleeps until there is something to read; true when stopped.
-    fn wait(&self) -> Result<bool, ConnError> {
+    /// Sleeps until there is something to read; true when stopped. With `part`, the beginning of a message is there
+    /// and keeps the socket readable: sleeps that long, or until the client closes.
+    fn wait(&self, part: Option<Duration>) -> Result<bool, ConnError> {
+        let news = match part {
+            None => PollFlags::IN,
+            Some(_) => PollFlags::RDHUP,
+        };
         let mut fds = vec![
-            PollFd::new(self.stream, PollFlags::IN),
+            PollFd::new(self.stream, news),
             PollFd::new(self.stop, PollFlags::IN),
         ];
         if let Some(listener) = self.listener {
             fds.push(PollFd::new(listener, PollFlags::IN));
         }
-        match poll(&mut fds, None) {
+        let timeout = part.and_then(|pause| Timespec::try_from(pause).ok());
+        match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
         let ready = |i: usize| fds.get(i).is_some_and(|f| !f.revents().is_empty());
+        if part.is_some() && ready(0) {
+            return Err(ConnError::Torn);
+        }
         // With news on the stream it is read first: a client that left makes room for the one that waits.
         if let Some(listener) = self.listener.filter(|_| ready(2) && !ready(0)) {
             match listener.accept() {
@@ -204,8 +329,8 @@ impl Receiver<'_> {
 
 enum Filled {
     All,
-    /// The stream ended after so many bytes.
-    Closed(usize),
+    /// The stream ended before.
+    Closed,
     Stopped,
 }
 
@@ -227,9 +352,20 @@ impl Sender {
     /// first byte. A failure ends the connection for both directions.
     pub(crate) fn send(
         &self,
+        header: Header,
+        parts: &[&[u8]],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), ConnError> {
+        self.send_noted(header, parts, fds, None)
+    }
+
+    /// The same for the reply to the request that was begun in `state`, which notes that it was sent.
+    pub(crate) fn send_noted(
+        &self,
         mut header: Header,
         parts: &[&[u8]],
         fds: &[BorrowedFd<'_>],
+        state: Option<&State>,
     ) -> Result<(), ConnError> {
         let body: usize = parts.iter().map(|p| p.len()).sum();
         header.size = (HEADER_SIZE + body) as u32;
@@ -240,7 +376,7 @@ impl Sender {
             .for_each(|part| message.extend_from_slice(part));
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let result = match &*stream {
-            Some(stream) => send_all(stream, &message, fds),
+            Some(stream) => send_all(stream, &message, fds, state),
             None => return Err(Errno::PIPE.into()),
         };
         if result.is_err() {
@@ -265,8 +401,27 @@ fn send_all(
     stream: &UnixStream,
     message: &[u8],
     mut fds: &[BorrowedFd<'_>],
+    state: Option<&State>,
 ) -> Result<(), ConnError> {
     let (mut done, mut deadline) = (0, None);
+    // Descriptors ride on regions that a client maps; a function that has such regions notes no replies.
+    if let Some(state) = state.filter(|_| fds.is_empty()) {
+        fault::point("reply");
+        done = loop {
+            match state.reply(stream.as_fd(), message) {
+                Ok(sent) => break sent,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    wait_writable(
+                        stream,
+                        *deadline.get_or_insert_with(|| Instant::now() + SEND_TIMEOUT),
+                    )?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
+        fault::point("replied");
+    }
     while let Some(rest) = message.get(done..).filter(|r| !r.is_empty()) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);

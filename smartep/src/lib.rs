@@ -17,13 +17,16 @@
 pub mod config;
 pub mod conn;
 pub mod dma;
+pub mod fault;
 pub mod function;
 pub mod irq;
+pub mod keep;
 pub mod model;
 pub mod proto;
 pub mod route;
 pub mod server;
 pub mod shadow;
+pub mod state;
 pub mod window;
 
 use std::os::fd::BorrowedFd;
@@ -66,6 +69,13 @@ pub trait DataSide: Send + Sync {
     fn reset(&self);
     /// A client connected and agreed on a version; `dma` reaches memory that the client maps without a descriptor.
     fn connected(&self, dma: Arc<dma::MessageDma>);
+    /// Takes the place of a data side that was killed: `dma` and `state` are those of a client that is connected
+    /// already and knows nothing of it. Its memory and eventfds are there. What the former one saved is in the
+    /// [`state::State`] of the function.
+    fn resumed(&self, dma: Arc<dma::MessageDma>, state: ConfigState) {
+        self.connected(dma);
+        self.config_changed(ConfigState::default(), state);
+    }
     /// The client of [`DataSide::connected`] went away: DMA has to end. Its memory is unmapped after this returns.
     fn disconnected(&self);
     /// The client gave a range of a file that was not mapped before: `mapping` is all of it. For a data side that

@@ -43,6 +43,16 @@ impl ConfigWindow {
         self.registers = [0; LEN];
     }
 
+    /// All registers.
+    pub fn registers(&self) -> [u8; LEN] {
+        self.registers
+    }
+
+    /// Sets all registers.
+    pub fn set_registers(&mut self, registers: [u8; LEN]) {
+        self.registers = registers;
+    }
+
     /// Whether every byte of an access of configuration space is a register of the window.
     pub fn covers(&self, offset: u64, len: usize) -> bool {
         (0..len as u64).all(|i| self.register(offset.saturating_add(i)).is_some())

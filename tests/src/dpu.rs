@@ -80,11 +80,31 @@ impl Dpu {
         Self::with_config(functions.len(), |directory| config(directory, functions))
     }
 
+    /// The same with variables in the environment of OM and EMs.
+    ///
+    /// # Errors
+    /// The programs are not built, or did not come up.
+    pub fn start_with_env(functions: &[Net], env: &[(&str, &str)]) -> Result<Self> {
+        Self::run(
+            functions.len(),
+            |directory| config(directory, functions),
+            env,
+        )
+    }
+
     /// The same with a configuration text of the caller's; `functions` of them are waited for.
     ///
     /// # Errors
     /// The programs are not built, or did not come up.
     pub fn with_config(functions: usize, text: impl FnOnce(&Path) -> String) -> Result<Self> {
+        Self::run(functions, text, &[])
+    }
+
+    fn run(
+        functions: usize,
+        text: impl FnOnce(&Path) -> String,
+        env: &[(&str, &str)],
+    ) -> Result<Self> {
         program("em")?;
         let directory = TempDir::with_prefix("distdpu-test-")?;
         let file = directory.path().join("distdpu.toml");
@@ -97,6 +117,7 @@ impl Dpu {
                 "RUST_LOG",
                 std::env::var("RUST_LOG").unwrap_or_else(|_| "info".into()),
             )
+            .envs(env.iter().copied())
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

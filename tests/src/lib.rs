@@ -20,6 +20,7 @@ pub mod memory;
 pub mod mlx5;
 pub mod packet;
 pub mod pci;
+pub mod recovery;
 pub mod ring;
 pub mod time;
 pub mod virtio_net;

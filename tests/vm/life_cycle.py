@@ -61,7 +61,7 @@ def test_guest_killed_and_started_again(ctx):
 
 
 def test_link_follows_the_peer(ctx):
-    """The link goes down when the peer's EM is gone, and up when it returns."""
+    """The link goes down when the peer's EM does not live, and up when one does."""
     import os
     import signal
     vm = ctx.lab.vms[1]
@@ -70,18 +70,31 @@ def test_link_follows_the_peer(ctx):
         return int(vm.must("cat /sys/class/net/eth0/carrier_down_count"))
 
     def wait(what, happened):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not happened():
-            assert time.monotonic() < deadline, f"{what} not after 30 s"
-            time.sleep(0.1)
+            assert time.monotonic() < deadline, f"{what} not after 60 s"
+            time.sleep(0.05)
+
+    def kill():
+        """As soon as one is there it is ended; the pauses before the next grow."""
+        pid = ctx.lab.dpu.em_pids().get(ctx.lab.functions[0].em)
+        if pid:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
     up = lambda: vm.must("cat /sys/class/net/eth0/carrier").strip() == "1"  # noqa: E731
     wait("carrier", up)
     before = losses()
-    ctx.lab.vms[0].kill()  # nothing reconnects a vfio-user device yet: its VM goes first
-    os.kill(ctx.lab.dpu.em_pids()[ctx.lab.functions[0].em], signal.SIGSTOP)
-    wait("the loss of the carrier", lambda: losses() > before)  # silent, so replaced by the OM
+
+    def down():
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            kill()
+            time.sleep(0.02)
+        return losses() > before
+    wait("the loss of the carrier", down)
     wait("the carrier's return", up)
-    ctx.lab.replace_vm(0).start().wait_ready(90)
     wait_for_ping(ctx, 1, 0)
 
 

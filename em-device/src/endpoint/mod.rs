@@ -1,5 +1,6 @@
 //! One function's endpoint: its vfio-user connection on one side, the data path on the other.
 
+mod kept;
 mod net;
 mod rdma;
 
@@ -16,6 +17,7 @@ use smartep::irq::Irqs;
 use smartep::route::{Route, RouteError, RouteTable, Side};
 use smartep::server::{Server, StopFd};
 use smartep::shadow::{ShadowError, ShadowReader};
+use smartep::state::StateError;
 use thiserror::Error;
 
 use crate::control::{OmLink, RemoteControl};
@@ -37,6 +39,9 @@ pub enum EndpointError {
     /// The shadow cannot be used.
     #[error(transparent)]
     Shadow(#[from] ShadowError),
+    /// There is no memory for its state.
+    #[error(transparent)]
+    State(#[from] StateError),
     /// The system refused.
     #[error("cannot start the function's thread: {0}")]
     System(#[from] std::io::Error),
@@ -84,15 +89,16 @@ impl std::fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// Puts the function on the data path and serves it on `listener`.
+    /// Puts the function on the data path and serves it. The descriptors: the listening socket, the shadow, and the
+    /// way to the keeper, which may hold a client that another process served.
     pub fn start(
         spec: FunctionSpec,
-        listener: OwnedFd,
-        shadow: &OwnedFd,
+        [listener, shadow, keeper]: [OwnedFd; 3],
         worker: Handle,
         om: Arc<OmLink>,
     ) -> Result<Self, EndpointError> {
         let id = spec.id;
+        let kept = kept::open(id, keeper)?;
         let routes = spec.control.iter().map(|w| Route {
             region: w.region,
             start: w.offset,
@@ -120,7 +126,7 @@ impl Endpoint {
             spec.msix_vectors,
         )?;
         let (table, irqs) = (Arc::new(DotTable::new()), Irqs::new(spec.msix_vectors));
-        let shadow = Arc::new(ShadowReader::new(shadow)?);
+        let shadow = Arc::new(ShadowReader::new(&shadow)?);
         let seat = Seat { id, worker, om };
         let mut overlay = None;
         let (data, side): (Arc<dyn FunctionData>, Arc<dyn DataSide>) = match spec.kind {
@@ -128,9 +134,10 @@ impl Endpoint {
                 if let Some(at) = pci_access::find(&shadow) {
                     info = info.with_window(at);
                 }
-                let (irqs, shadow) = (irqs.clone(), shadow.clone());
+                let irqs = irqs.clone();
+                let memory = (shadow.clone(), kept.state.clone());
                 let (data, mac) =
-                    VirtioData::new(seat.clone(), net, spec.msix_vectors, &table, irqs, shadow)?;
+                    VirtioData::new(seat.clone(), net, spec.msix_vectors, &table, irqs, memory)?;
                 overlay = Some(mac);
                 let data = Arc::new(data);
                 (data.clone(), data)
@@ -142,20 +149,28 @@ impl Endpoint {
             }
         };
         let control = Box::new(RemoteControl::new(id, shadow, seat.om.clone(), overlay));
-        let mut server = Server::new(info, table.clone(), irqs, control, side);
+        let mut server =
+            Server::new(info, table.clone(), irqs, control, side).kept(kept.state, kept.keeper);
         let stop = StopFd::new()?;
         let listener = UnixListener::from(listener);
         let thread = std::thread::Builder::new()
             .name(format!("vfio-{}", spec.name))
             .spawn({
-                let stop = stop.clone();
+                let (stop, om) = (stop.clone(), seat.om.clone());
+                let resume = kept.resume;
                 move || {
-                    if let Err(e) = server.run(&listener, &stop) {
+                    let served = match resume {
+                        Some(resume) => server.resume(resume, &listener, &stop),
+                        None => {
+                            report(&om, id, FunctionState::Waiting);
+                            server.run(&listener, &stop)
+                        }
+                    };
+                    if let Err(e) = served {
                         log::error!("function {id} is not served any more: {e}");
                     }
                 }
             })?;
-        report(&seat.om, id, FunctionState::Waiting);
         Ok(Self {
             seat,
             table,

@@ -9,6 +9,7 @@ use smartep::config::ConfigState;
 use smartep::dma::MessageDma;
 use smartep::irq::Irqs;
 use smartep::shadow::ShadowReader;
+use smartep::state::{Section, State};
 
 use super::{EndpointError, FunctionData, Seat, lock, report};
 use crate::control::MacOverlay;
@@ -17,6 +18,7 @@ use crate::net::features;
 use crate::net::links::Links;
 use crate::virtio::common::{Action, CommonConfig, Offer};
 use crate::virtio::layout::{Area, area};
+use crate::virtio::saved::SavedRegisters;
 use crate::virtio::signals::Signals;
 use crate::worker::Function;
 
@@ -29,6 +31,8 @@ pub(super) struct VirtioData {
     signals: Arc<Signals>,
     shadow: Arc<ShadowReader>,
     connected: Mutex<bool>,
+    /// Where registers are noted for the next process.
+    state: Arc<State>,
 }
 
 /// `status` of the device configuration (virtio 1.3 §5.1.4), and its bit for a link that is up.
@@ -43,7 +47,7 @@ impl VirtioData {
         vectors: u16,
         table: &DotTable,
         irqs: Arc<Irqs>,
-        shadow: Arc<ShadowReader>,
+        (shadow, state): (Arc<ShadowReader>, Arc<State>),
     ) -> Result<(Self, MacOverlay), EndpointError> {
         let id = seat.id;
         let signals = Arc::new(Signals::new(irqs, queue_count(&spec)));
@@ -57,7 +61,8 @@ impl VirtioData {
             offset: u64::from(spec.layout.device.offset),
             mac: mac.clone(),
         };
-        let device = NetDevice::new(id, spec.clone(), signals.clone(), table.reader(), mac, news);
+        let device = NetDevice::new(id, spec.clone(), signals.clone(), table.reader(), mac, news)
+            .noted_in(state.clone());
         let function = Function {
             device,
             links: Links::default(),
@@ -79,6 +84,7 @@ impl VirtioData {
             signals,
             shadow,
             connected: Mutex::new(false),
+            state,
         };
         data.link_changed();
         Ok((data, overlay))
@@ -109,12 +115,42 @@ impl VirtioData {
     fn stop_device(&self) {
         self.on_device(|f| f.device.stop(&mut f.links));
         lock(&self.common).reset();
+        self.note();
+    }
+
+    /// Notes the registers. A write after which this was not done is done again by the next process.
+    fn note(&self) {
+        let registers = lock(&self.common).save().to_bytes();
+        if !self.state.save(Section::Registers, &registers) {
+            self.state.set_broken();
+        }
+    }
+
+    /// Takes over what a former process noted; answers whether there was something.
+    fn take_over(&self) -> bool {
+        let noted = self.state.load(Section::Registers);
+        let Some(saved) = noted.and_then(|bytes| SavedRegisters::from_bytes(&bytes)) else {
+            return false;
+        };
+        if !lock(&self.common).restore(&saved) {
+            return false;
+        }
+        // The link may have changed unseen.
+        self.signals.config_changed();
+        if lock(&self.common).is_running() {
+            let (features, queues) = {
+                let common = lock(&self.common);
+                (common.features(), common.queues().to_vec())
+            };
+            self.on_device(move |f| f.device.resume(features, &queues));
+        }
+        true
     }
 
     fn common_write(&self, at: u64, data: &[u8]) {
         let action = lock(&self.common).write(at, data);
         match action {
-            Action::None => {}
+            Action::None => self.note(),
             Action::Reset => {
                 self.stop_device();
                 report(&self.seat.om, self.seat.id, FunctionState::Connected);
@@ -128,6 +164,8 @@ impl VirtioData {
                     "function {}: driver ready, features {features:#x}",
                     self.seat.id
                 );
+                // Before a ring is touched: who finds it noted goes on where the ring is, who does not begins at 0.
+                self.note();
                 self.on_device(move |f| f.device.start(features, &queues, &mut f.links));
                 report(&self.seat.om, self.seat.id, FunctionState::Running);
             }
@@ -175,6 +213,20 @@ impl DataSide for VirtioData {
     fn connected(&self, _dma: Arc<MessageDma>) {
         *lock(&self.connected) = true;
         report(&self.seat.om, self.seat.id, FunctionState::Connected);
+    }
+
+    fn resumed(&self, _dma: Arc<MessageDma>, state: ConfigState) {
+        *lock(&self.connected) = true;
+        self.signals.set_msix(state.msix_enabled);
+        self.on_device(move |f| f.device.set_bus_master(state.bus_master));
+        let known = self.take_over();
+        let running = known && lock(&self.common).is_running();
+        let now = if running {
+            FunctionState::Running
+        } else {
+            FunctionState::Connected
+        };
+        report(&self.seat.om, self.seat.id, now);
     }
 
     fn disconnected(&self) {

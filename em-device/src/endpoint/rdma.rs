@@ -27,6 +27,12 @@ const PEER_PATIENCE: Duration = Duration::from_secs(1);
 /// Destinations of datagrams that the OM is asked for at once.
 const QUESTIONS: usize = 64;
 
+/// `cmdq_addr_l_sz` of the initialization segment, and in it `nic_interface` (`mlx5_ifc`: initial_seg).
+const CMDQ_LOW: u64 = 0x14;
+const NIC_INTERFACE_SHIFT: u32 = 8;
+/// Value of `nic_interface`: disabled.
+const NIC_DISABLED: u32 = 1;
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct RdmaData {
@@ -285,6 +291,21 @@ impl DataSide for RdmaData {
 
     fn connected(&self, _dma: Arc<MessageDma>) {
         *lock(&self.connected) = true;
+        report(&self.seat.om, self.seat.id, FunctionState::Connected);
+    }
+
+    fn resumed(&self, _dma: Arc<MessageDma>, state: ConfigState) {
+        *lock(&self.connected) = true;
+        self.on_function(move |f| f.set_bus_master(state.bus_master));
+        // Queue pairs, keys and queues died with the former process. The driver finds what it finds when the
+        // firmware of a card died: an interface that is disabled though it did not disable it. Its health poll sees
+        // that and loads the device anew.
+        let disabled = NIC_DISABLED << NIC_INTERFACE_SHIFT;
+        lock(&self.registers).write(CMDQ_LOW, &disabled.to_be_bytes());
+        log::warn!(
+            "function {}: the device reports itself disabled, because its objects are lost",
+            self.seat.id
+        );
         report(&self.seat.om, self.seat.id, FunctionState::Connected);
     }
 

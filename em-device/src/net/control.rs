@@ -96,14 +96,19 @@ impl Settings {
             }
             (MQ, MQ_VQ_PAIRS_SET) => {
                 self.need(features::MQ)?;
-                let pairs = u16::from_le_bytes(*data.first_chunk()?);
-                if pairs == 0 || pairs > self.max_pairs {
-                    return None;
-                }
-                self.pairs = pairs;
+                self.set_pairs(u16::from_le_bytes(*data.first_chunk()?))?;
             }
             _ => return None,
         }
+        Some(())
+    }
+
+    /// Sets the queue pairs in use; `None` when there are not so many.
+    pub(super) fn set_pairs(&mut self, pairs: u16) -> Option<()> {
+        if pairs == 0 || pairs > self.max_pairs {
+            return None;
+        }
+        self.pairs = pairs;
         Some(())
     }
 

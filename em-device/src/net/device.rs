@@ -6,6 +6,7 @@ use super::features;
 use super::links::Links;
 use super::queue::{NetQueue, drop_reason};
 use super::receive::{self, Learner, Pool, Sink};
+use super::saved;
 use super::transmit::{self, Limits};
 use crate::frame::Frame;
 use crate::offload::Receiver;
@@ -17,6 +18,7 @@ use crate::virtio::ring::{Ring, RingError};
 use crate::virtio::signals::Signals;
 use dot_iommu::{DotReader, DotView};
 use m2m_fabric::proto::{FunctionState, FunctionStats, VirtioNetSpec};
+use smartep::state::{Section, State};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -25,6 +27,10 @@ use std::time::{Duration, Instant};
 const BUDGET: usize = 64;
 /// Control commands in one turn.
 const CONTROL_BUDGET: usize = 16;
+
+/// How long a function that took the place of another waits for its wires, so that it does not drop frames that
+/// its driver gave to the one before.
+const WIRING: Duration = Duration::from_millis(500);
 
 /// What the data path tells the rest of the EM about a function. Called on the data path: must not
 /// wait.
@@ -75,6 +81,10 @@ pub struct NetDevice {
     link_up: bool,
     /// Some ring is not in mapped memory at present.
     stalled: bool,
+    /// Until when it waits for its wires.
+    unwired: Option<Instant>,
+    /// Where settings are noted for the next process.
+    state: Option<Arc<State>>,
     pool: Pool,
     command: Vec<u8>,
 }
@@ -115,8 +125,18 @@ impl NetDevice {
             bus_master: false,
             link_up: false,
             stalled: false,
+            unwired: None,
+            state: None,
             pool: Pool::default(),
             command: Vec::new(),
+        }
+    }
+
+    /// The same with a place where settings are noted for the next process.
+    pub fn noted_in(self, state: Arc<State>) -> Self {
+        Self {
+            state: Some(state),
+            ..self
         }
     }
 
@@ -128,12 +148,43 @@ impl NetDevice {
     /// The driver is ready with these features and queues.
     pub fn start(&mut self, features: u64, setups: &[QueueSetup], links: &mut Links) {
         self.stop(links);
+        self.begin(features, setups, Ring::new);
+    }
+
+    /// Goes on where a former process was killed, as soon as the wires are there ([`Self::wired`]).
+    pub fn resume(&mut self, features: u64, setups: &[QueueSetup]) {
+        self.begin(features, setups, Ring::resumed);
+        let noted = self.state.as_ref().and_then(|s| s.load(Section::DataPath));
+        if let (Some(session), Some(noted)) = (&mut self.session, noted) {
+            if saved::apply(&noted, &mut session.settings).is_none() {
+                log::error!("function {}: settings of the driver are lost", self.id);
+            }
+            let mac = session.settings.filter.mac;
+            self.mac.set((mac != self.spec.mac).then_some(mac));
+        }
+        self.unwired = Some(Instant::now() + WIRING);
+        // Some may have been due.
+        for queue in self.queues.iter_mut().filter(|queue| queue.is_enabled()) {
+            queue.count_interrupt();
+            self.signals.interrupt_queue(queue.index);
+        }
+    }
+
+    /// All wires are there.
+    pub fn wired(&mut self) {
+        self.unwired = None;
+    }
+
+    fn begin(
+        &mut self,
+        features: u64,
+        setups: &[QueueSetup],
+        ring: fn(QueueSetup, bool, bool) -> Ring,
+    ) {
         let event_idx = features & feature::EVENT_IDX != 0;
         let indirect = features & feature::INDIRECT_DESC != 0;
         for (queue, setup) in self.queues.iter_mut().zip(setups) {
-            let ring = setup
-                .enabled
-                .then(|| Ring::new(*setup, event_idx, indirect));
+            let ring = setup.enabled.then(|| ring(*setup, event_idx, indirect));
             queue.set_ring(ring);
         }
         self.session = Some(Session {
@@ -158,7 +209,11 @@ impl NetDevice {
         links.forget_blocked();
         self.session = None;
         self.stalled = false;
+        self.unwired = None;
         self.mac.set(None);
+        if let Some(state) = &self.state {
+            state.drop_section(Section::DataPath);
+        }
     }
 
     /// Whether the function may use guest memory (command register, bus master enable).
@@ -173,6 +228,10 @@ impl NetDevice {
 
     /// One round over all queues and wires. Answers whether anything was done.
     pub fn turn(&mut self, links: &mut Links) -> bool {
+        if self.unwired.is_some_and(|until| links.now() < until) {
+            return false;
+        }
+        self.unwired = None;
         if self.session.is_none() || !self.bus_master {
             return self.discard(links);
         }
@@ -220,6 +279,7 @@ impl NetDevice {
             queues,
             signals,
             pool,
+            state,
             ..
         } = self
         else {
@@ -238,7 +298,12 @@ impl NetDevice {
         };
         let mut done = 0;
         if let Some(queue) = queues.last_mut() {
-            let commands = commands(queue, &view, session, &self.mac, pool, &mut self.command);
+            let mut scratch = Scratch {
+                pool,
+                command: &mut self.command,
+            };
+            let notes = state.as_deref();
+            let commands = commands(queue, &view, session, &self.mac, notes, &mut scratch);
             done += note(queue.index, commands)?;
             interrupt(queue, &view, signals);
         }
@@ -305,6 +370,9 @@ impl NetDevice {
 
     /// Before sleep: asks for notifications and wake-ups. Answers whether there is work already.
     pub fn arm(&mut self, links: &mut Links) -> bool {
+        if self.unwired.is_some() {
+            return false;
+        }
         for link in links.iter_mut() {
             // The frame that waits is known; what it waits for is asked of the queue below.
             if link.blocked.is_none() && link.port.arm() {
@@ -379,6 +447,7 @@ impl NetDevice {
             .chain(receive)
             .map(|at| at.max(now + LEAST))
             .chain(self.stalled.then_some(now + STALLED))
+            .chain(self.unwired)
             .chain(interrupts)
             .min()
     }
@@ -426,14 +495,20 @@ fn interrupt(queue: &mut NetQueue, view: &DotView<'_>, signals: &Signals) {
     }
 }
 
+/// Memory that commands need for a moment.
+struct Scratch<'a> {
+    pool: &'a mut Pool,
+    command: &'a mut Vec<u8>,
+}
+
 /// Answers control commands.
 fn commands(
     queue: &mut NetQueue,
     view: &DotView<'_>,
     session: &mut Session,
     mac: &MacOverride,
-    pool: &mut Pool,
-    command: &mut Vec<u8>,
+    notes: Option<&State>,
+    Scratch { pool, command }: &mut Scratch<'_>,
 ) -> Result<usize, RingError> {
     let Some((mut ring, mut counters)) = queue.parts(view) else {
         return Ok(0);
@@ -460,6 +535,10 @@ fn commands(
                 let answer = session.settings.execute(command);
                 if session.settings.filter.mac != before {
                     mac.set(Some(session.settings.filter.mac));
+                }
+                // Before the driver hears of it.
+                if let Some(notes) = notes {
+                    notes.save(Section::DataPath, &saved::to_bytes(&session.settings));
                 }
                 parts.write(walked.readable as usize, &[answer]);
                 counters.moved(command.len());

@@ -7,6 +7,8 @@ use super::features;
 pub const MAX_TABLE: usize = 64;
 /// VLAN identifiers, 0 to 4095.
 const VLANS: usize = 4096;
+/// Words of the VLAN filter, a bit per identifier.
+pub const VLAN_WORDS: usize = VLANS / 64;
 /// EtherTypes of VLAN tags, 802.1Q and 802.1ad.
 const TAGS: [[u8; 2]; 2] = [[0x81, 0x00], [0x88, 0xa8]];
 
@@ -43,6 +45,21 @@ impl Filter {
     /// Replaces both tables; `None` lets all of that kind in.
     pub fn set_tables(&mut self, unicast: Option<Vec<Mac>>, multicast: Option<Vec<Mac>>) {
         (self.unicast, self.multicast) = (unicast, multicast);
+    }
+
+    /// Tables of unicast and multicast addresses; `None` lets all of that kind in.
+    pub fn tables(&self) -> (Option<&[Mac]>, Option<&[Mac]>) {
+        (self.unicast.as_deref(), self.multicast.as_deref())
+    }
+
+    /// The VLANs that are let in, when the driver filters.
+    pub fn vlans(&self) -> Option<&[u64; VLAN_WORDS]> {
+        self.vlans.as_deref()
+    }
+
+    /// Replaces the VLANs that are let in.
+    pub fn set_vlans(&mut self, vlans: [u64; VLAN_WORDS]) {
+        self.vlans = Some(Box::new(vlans));
     }
 
     /// Lets a VLAN in or not. `false` when there is no such VLAN or no filter.

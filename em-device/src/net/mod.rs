@@ -9,6 +9,7 @@
 //! * [`moderation`]: when a driver hears of frames that were sent;
 //! * [`queue`]: a virtqueue with its counters;
 //! * [`receive`], [`transmit`]: the two ways of a frame;
+//! * [`saved`]: what a driver set, for the next process;
 //! * [`device`]: the function as the data path holds it.
 
 pub mod control;
@@ -20,6 +21,7 @@ pub mod links;
 pub mod moderation;
 pub mod queue;
 pub mod receive;
+pub mod saved;
 pub mod steer;
 pub mod transmit;
 

@@ -3,6 +3,7 @@
 //! [`CommonConfig`] keeps what the driver wrote and says what is to be done ([`Action`]); it does
 //! nothing itself.
 
+use super::saved::SavedRegisters;
 use super::signals::Signals;
 use super::{NO_VECTOR, feature, status};
 use std::sync::Arc;
@@ -121,6 +122,56 @@ impl CommonConfig {
     pub fn reset(&mut self) {
         self.signals.reset();
         *self = Self::new(self.offer, self.signals.clone());
+    }
+
+    /// All registers, for another process.
+    pub fn save(&self) -> SavedRegisters {
+        let queues = (0..).zip(&self.queues);
+        SavedRegisters {
+            driver_features: self.driver_features,
+            device_feature_select: self.device_feature_select,
+            driver_feature_select: self.driver_feature_select,
+            status: self.status,
+            generation: self.signals.config_generation(),
+            queue_select: self.queue_select,
+            config_vector: self.signals.config_vector(),
+            queues: queues
+                .map(|(index, queue)| (*queue, self.signals.queue_vector(index)))
+                .collect(),
+        }
+    }
+
+    /// Takes registers that another process saved. `false`, and nothing changes, when they are those of another
+    /// device.
+    pub fn restore(&mut self, saved: &SavedRegisters) -> bool {
+        let fits = |(queue, _): &(QueueSetup, u16)| {
+            queue.size.is_power_of_two() && queue.size <= self.offer.queue_size
+        };
+        let known = saved.driver_features & !self.offer.features == 0;
+        if saved.queues.len() != self.queues.len() || !saved.queues.iter().all(fits) || !known {
+            return false;
+        }
+        self.driver_features = saved.driver_features;
+        self.device_feature_select = saved.device_feature_select;
+        self.driver_feature_select = saved.driver_feature_select;
+        self.status = saved.status;
+        self.queue_select = saved.queue_select;
+        self.signals
+            .set_config_vector(self.vector(saved.config_vector));
+        self.signals.set_config_generation(saved.generation);
+        for (index, (queue, vector)) in (0..).zip(&saved.queues) {
+            let vector = self.vector(*vector);
+            self.signals.set_queue_vector(index, vector);
+            if let Some(place) = self.queues.get_mut(usize::from(index)) {
+                *place = *queue;
+            }
+        }
+        true
+    }
+
+    /// Whether the driver is ready.
+    pub fn is_running(&self) -> bool {
+        self.status & status::DRIVER_OK != 0
     }
 
     /// The device status (virtio 1.3 §2.1).

@@ -14,6 +14,7 @@ pub mod common;
 pub mod layout;
 pub mod pci_access;
 pub mod ring;
+pub mod saved;
 pub mod signals;
 
 /// Feature bits of the transport and of rings (virtio 1.3 §6).

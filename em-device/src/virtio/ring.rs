@@ -68,6 +68,8 @@ pub struct Ring {
     next_used: Wrapping<u16>,
     /// Where `next_used` was at the last decision about an interrupt.
     signalled: Wrapping<u16>,
+    /// The positions are to be read from the driver's memory first.
+    resumes: bool,
 }
 
 impl Ring {
@@ -81,6 +83,16 @@ impl Ring {
             known_avail: Wrapping(0),
             next_used: Wrapping(0),
             signalled: Wrapping(0),
+            resumes: false,
+        }
+    }
+
+    /// A ring that another process worked on. Heads are given back in the order in which they were taken, so the
+    /// used index is the position: what is available from there on was not given back, whatever was done with it.
+    pub fn resumed(setup: QueueSetup, event_idx: bool, indirect: bool) -> Self {
+        Self {
+            resumes: true,
+            ..Self::new(setup, event_idx, indirect)
         }
     }
 
@@ -95,14 +107,16 @@ impl Ring {
         // The event fields are part of the areas whether they are used or not.
         let avail = AVAIL_ENTRY * size + RING + 2;
         let used = USED_ENTRY * size + RING + 2;
-        Attached {
+        let mut attached = Attached {
             view,
             desc: GuestArea::new(view, setup.desc, 16 * size, Access::Read),
             avail: GuestArea::new(view, setup.avail, avail, Access::Read),
             used: GuestArea::new(view, setup.used, used, Access::Write),
             staged: 0,
             ring: self,
-        }
+        };
+        attached.find_position();
+        attached
     }
 }
 
@@ -124,12 +138,29 @@ impl<'v> Attached<'_, 'v> {
         self.ring.setup.size
     }
 
+    /// Reads where a former process was, as soon as the memory is there.
+    fn find_position(&mut self) {
+        let ring = &mut *self.ring;
+        if !ring.resumes {
+            return;
+        }
+        if let Some(index) = self.used.load::<u16>(IDX, Ordering::Acquire) {
+            let position = Wrapping(u16::from_le(index));
+            (ring.next_avail, ring.known_avail) = (position, position);
+            (ring.next_used, ring.signalled) = (position, position);
+            ring.resumes = false;
+        }
+    }
+
     /// Takes the next head.
     ///
     /// # Errors
     /// [`RingError`]; nothing was taken then.
     pub fn pop(&mut self) -> Result<Option<u16>, RingError> {
         let ring = &mut *self.ring;
+        if ring.resumes {
+            return Err(RingError::Unmapped);
+        }
         if ring.known_avail == ring.next_avail {
             self.look()?;
         }
@@ -267,6 +298,9 @@ impl<'v> Attached<'_, 'v> {
     /// [`RingError`].
     pub fn enable_notification(&mut self) -> Result<bool, RingError> {
         let ring = &*self.ring;
+        if ring.resumes {
+            return Err(RingError::Unmapped);
+        }
         let seen = ring.known_avail;
         let stored = if ring.event_idx {
             let at = RING + USED_ENTRY * u64::from(ring.setup.size);

@@ -186,3 +186,42 @@ fn asking_for_a_notification_tells_of_buffers_that_are_there() {
         Ok(true)
     );
 }
+
+#[test]
+fn a_ring_that_is_taken_up_goes_on_behind_what_was_given_back() {
+    let (mut driver, mut ring) = driver();
+    for head in [3, 0, 5, 6] {
+        driver.offer(head);
+    }
+    on(&driver, &mut ring, |r| {
+        r.pop().unwrap();
+        r.push_used(3, 7).unwrap();
+        r.publish().unwrap();
+        // Taken, and even written, but not given back when the process died.
+        r.pop().unwrap();
+        r.push_used(0, 7).unwrap();
+    });
+    let mut next = Ring::resumed(driver.setup, true, true);
+    on(&driver, &mut next, |r| {
+        for head in [0, 5, 6] {
+            assert_eq!(r.pop(), Ok(Some(head)));
+            r.push_used(head, 9).unwrap();
+        }
+        assert_eq!(r.pop(), Ok(None));
+        r.publish().unwrap();
+    });
+    assert_eq!(driver.take_used(), [(3, 7), (0, 9), (5, 9), (6, 9)]);
+}
+
+#[test]
+fn a_ring_that_is_taken_up_waits_for_its_memory() {
+    let (mut driver, _) = driver();
+    driver.offer(2);
+    let mut next = Ring::resumed(driver.setup, true, true);
+    let nowhere = dot_iommu::DotTable::new().reader();
+    let view = nowhere.pin();
+    let mut attached = next.attach(&view);
+    assert_eq!(attached.pop(), Err(RingError::Unmapped));
+    assert_eq!(attached.enable_notification(), Err(RingError::Unmapped));
+    on(&driver, &mut next, |r| assert_eq!(r.pop(), Ok(Some(2))));
+}

@@ -117,6 +117,11 @@ impl Signals {
         self.interrupt_config();
     }
 
+    /// Sets the generation of the device configuration, as another process left it.
+    pub fn set_config_generation(&self, generation: u8) {
+        self.config_generation.store(generation, Ordering::Release);
+    }
+
     /// Generation of the device configuration.
     pub fn config_generation(&self) -> u8 {
         self.config_generation.load(Ordering::Acquire)

@@ -36,8 +36,9 @@ pub struct Hello {
 pub enum Request {
     /// EM → OM, once, before anything else.
     Hello(Hello),
-    /// OM → EM: present and serve a function. Two descriptors ride along: the listening socket that
-    /// the VMM connects to, and the memfd of the presentation's shadow.
+    /// OM → EM: present and serve a function. Three descriptors ride along: the listening socket that
+    /// the VMM connects to, the memfd of the presentation's shadow, and the socket of its keeper, see
+    /// [`crate::keeper`].
     AddFunction(Box<FunctionSpec>),
     /// OM → EM: stop serving a function and drop its connection.
     RemoveFunction {
@@ -46,6 +47,12 @@ pub enum Request {
     },
     /// OM → EM: join a wire. Descriptors by [`LinkKind`].
     AddLink(LinkSpec),
+    /// OM → EM: a function has all the wires that it gets for now. One that took the place of another moves
+    /// frames from here on.
+    Wired {
+        /// Id from [`FunctionSpec::id`].
+        function: u32,
+    },
     /// OM → EM: leave a wire, because its peer went away or the configuration changed.
     RemoveLink {
         /// Id from [`LinkSpec::id`].

@@ -89,6 +89,7 @@ impl Conductor {
                 e.kill(format!("did not connect within {seconds} s"));
             }
         }
+        self.end_grace(now);
         for function in std::mem::take(&mut self.untold) {
             self.tell_changed(function);
         }
@@ -152,8 +153,10 @@ impl Conductor {
             .filter_map(|id| self.functions.get(*id as usize).cloned())
             .collect();
         for function in &functions {
-            // Whatever the last EM's guest wrote is that guest's.
-            function.control.reset();
+            // A guest that lost its EM keeps what it wrote; what the last guest wrote is that guest's.
+            if !function.vault.has_connection() {
+                function.control.reset();
+            }
         }
         let bound = peer.bind(Binding {
             em,
@@ -179,6 +182,8 @@ impl Conductor {
             Ok(orders) => {
                 self.give(orders);
                 self.rdma_up(em);
+                self.order_wired(em);
+                self.update_links();
             }
             Err(error) => {
                 let reason = format!("the OM could not make its wires: {error}");
@@ -214,8 +219,17 @@ impl Conductor {
             }
         }
         self.rdma_down(em);
-        let orders = self.wiring.em_down(em);
+        let orders = self.wiring.em_lost(em, now);
         self.give(orders);
+        self.update_links();
+    }
+
+    /// The wires of EMs that did not come back in time.
+    fn end_grace(&mut self, now: Instant) {
+        let orders = self.wiring.end_grace(now);
+        if !orders.is_empty() {
+            self.give(orders);
+        }
         self.update_links();
     }
 

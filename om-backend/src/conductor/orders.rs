@@ -16,10 +16,11 @@ impl Conductor {
         let Some(listener) = self.listeners.get(function.id() as usize) else {
             return;
         };
-        let copies = listener
-            .as_fd()
-            .try_clone_to_owned()
-            .and_then(|listener| Ok(vec![listener, function.shadow.try_clone()?]));
+        let keeper = function.vault.open(&function.config.name);
+        let copies = listener.as_fd().try_clone_to_owned().and_then(|listener| {
+            let shadow = function.shadow.try_clone()?;
+            Ok(vec![listener, shadow, keeper?])
+        });
         match copies {
             Ok(fds) => session.order(
                 Subject::Function(function.id()),
@@ -47,6 +48,18 @@ impl Conductor {
             };
             if let Some(session) = self.ems.get(em).and_then(|e| e.session.as_ref()) {
                 session.order(subject, request, fds);
+            }
+        }
+    }
+
+    /// Tells an EM that its functions have all wires that there are.
+    pub(super) fn order_wired(&self, em: usize) {
+        let Some(e) = self.ems.get(em) else {
+            return;
+        };
+        if let Some(session) = &e.session {
+            for &function in &e.functions {
+                session.order(Subject::Wired, Request::Wired { function }, Vec::new());
             }
         }
     }
@@ -83,6 +96,11 @@ impl Conductor {
                 }
                 self.wiring.answered(link, result);
                 self.update_links();
+            }
+            Subject::Wired => {
+                if let Err(reason) = result {
+                    log::warn!("EM {name} does not go on: {reason}");
+                }
             }
             Subject::RemoveLink(link) => {
                 if let Err(reason) = result {

@@ -73,12 +73,13 @@ impl Supervised {
         }
     }
 
-    /// The word for people and scripts: `up`, `starting`, `ending`, `restarting` or `away`.
+    /// The word for people and scripts: `up`, `starting`, `ending`, `restarting`, `crash-loop` or `away`.
     pub fn state(&self) -> &'static str {
         match (&self.session, &self.process) {
             (Some(_), _) => "up",
             (None, Some(_)) if self.kill_at.is_some() || self.killed_because.is_some() => "ending",
             (None, Some(_)) => "starting",
+            (None, None) if self.managed && self.backoff.is_loop() => "crash-loop",
             (None, None) if self.managed => "restarting",
             (None, None) => "away",
         }

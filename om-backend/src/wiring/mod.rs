@@ -5,6 +5,10 @@
 //! devices of one link type get a wire for RDMA, because only those can talk. [`Wiring`] knows which
 //! ends exist and whether the EMs took them; it talks to nobody, but says what the EMs are to be told
 //! ([`Order`]).
+//!
+//! An EM that is lost has [`GRACE`] to be replaced. Until then its wires for frames stay, and the peers go on
+//! filling and emptying them; its successor gets the same ones. Wires for RDMA do not outlive the queue pairs that
+//! used them.
 
 use crate::config::{Attachment, Config, LinkType, MacAddress};
 use m2m_fabric::proto::{LinkKind, LinkSpec, SHM_LINK_BYTES};
@@ -12,6 +16,10 @@ use rustix::event::EventfdFlags;
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+/// How long the wires of a lost EM wait for its successor.
+pub const GRACE: Duration = Duration::from_secs(2);
 
 /// Something an EM is to be told.
 #[derive(Debug)]
@@ -104,7 +112,11 @@ pub struct Wiring {
     /// By function id.
     places: Vec<Place>,
     up: BTreeSet<usize>,
+    /// Lost EMs, and since when.
+    away: BTreeMap<usize, Instant>,
     ends: BTreeMap<u32, End>,
+    /// What the EM of an end for frames gets, for its successor.
+    kept: BTreeMap<u32, (LinkKind, Vec<OwnedFd>)>,
     /// Ids are never used again, so that an answer that comes late means nothing else.
     next: u32,
 }
@@ -133,19 +145,36 @@ impl Wiring {
         Self {
             places,
             up: BTreeSet::new(),
+            away: BTreeMap::new(),
             ends: BTreeMap::new(),
+            kept: BTreeMap::new(),
             next: 1,
         }
     }
 
-    /// An EM came; its functions have no wires yet.
+    /// An EM came; it has no wires yet. One that takes the place of another in time gets that one's.
     ///
     /// # Errors
     /// What the system said when it had no memory or descriptors for a wire. The orders that were
     /// made before are lost, so treat the EM as down.
     pub fn em_up(&mut self, em: usize) -> std::io::Result<Vec<Order>> {
         self.up.insert(em);
+        self.away.remove(&em);
         let mut orders = Vec::new();
+        for (id, end) in self.ends.iter().filter(|(_, end)| end.em == em) {
+            if let Some((kind, fds)) = self.kept.get(id) {
+                let fds: std::io::Result<Vec<_>> = fds.iter().map(OwnedFd::try_clone).collect();
+                orders.push(Order::Add {
+                    em,
+                    link: LinkSpec {
+                        id: *id,
+                        function: end.function,
+                        kind: kind.clone(),
+                    },
+                    fds: fds?,
+                });
+            }
+        }
         let ids = 0..self.places.len() as u32;
         for a in ids.clone() {
             if self.place(a).is_some_and(|p| p.em == em) {
@@ -163,13 +192,38 @@ impl Wiring {
         Ok(orders)
     }
 
+    /// An EM was lost at `now` and may be replaced.
+    pub fn em_lost(&mut self, em: usize, now: Instant) -> Vec<Order> {
+        if self.up.remove(&em) {
+            self.away.insert(em, now);
+        }
+        self.remove(|end| end.em == em && end.cargo == Cargo::Rdma)
+    }
+
+    /// Lost EMs whose time is over by `now` are gone.
+    pub fn end_grace(&mut self, now: Instant) -> Vec<Order> {
+        let over: Vec<usize> = self
+            .away
+            .iter()
+            .filter(|(_, since)| now.saturating_duration_since(**since) >= GRACE)
+            .map(|(em, _)| *em)
+            .collect();
+        over.into_iter().flat_map(|em| self.em_down(em)).collect()
+    }
+
     /// An EM is gone, and with it its ends of the wires; the others are to leave theirs.
     pub fn em_down(&mut self, em: usize) -> Vec<Order> {
         self.up.remove(&em);
+        self.away.remove(&em);
+        self.remove(|end| end.em == em)
+    }
+
+    /// Removes ends, and those that lead to them, whose EMs are to be told.
+    fn remove(&mut self, which: impl Fn(&End) -> bool) -> Vec<Order> {
         let gone: BTreeSet<u32> = self
             .ends
             .iter()
-            .filter(|(_, end)| end.em == em)
+            .filter(|(_, end)| which(end))
             .map(|(id, _)| *id)
             .collect();
         self.ends.retain(|id, _| !gone.contains(id));
@@ -184,6 +238,7 @@ impl Wiring {
         for (id, _) in &orphans {
             self.ends.remove(id);
         }
+        self.kept.retain(|id, _| self.ends.contains_key(id));
         orphans
             .into_iter()
             .map(|(link, em)| Order::Remove { em, link })
@@ -259,8 +314,10 @@ impl Wiring {
         let capture = place.capture.clone().map(|path| LinkKind::Capture { path });
         let kinds = [(capture, Destination::Capture), (port, Destination::Port)];
         for (kind, to) in kinds {
-            if let Some(kind) = kind {
+            let there = |end: &End| end.function == function && end.to == to;
+            if let Some(kind) = kind.filter(|_| !self.ends.values().any(there)) {
                 let id = self.add_end(function, em, Cargo::Frames, to);
+                self.kept.insert(id, (kind.clone(), Vec::new()));
                 orders.push(Order::Add {
                     em,
                     link: LinkSpec { id, function, kind },
@@ -284,7 +341,11 @@ impl Wiring {
         }
         let frames = first.frames && second.frames;
         let rdma = first.rdma.is_some() && first.rdma == second.rdma;
-        if frames {
+        let joined = self.ends.values().any(|end| {
+            let to_b = matches!(end.to, Destination::Function { function, .. } if function == b);
+            end.function == a && end.cargo == Cargo::Frames && to_b
+        });
+        if frames && !joined {
             self.wire(a, b, Cargo::Frames, orders)?;
         }
         if rdma {
@@ -329,6 +390,10 @@ impl Wiring {
                 end,
             };
             let id = self.add_end(function, em, cargo, to);
+            if cargo == Cargo::Frames {
+                let copies: std::io::Result<Vec<_>> = fds.iter().map(OwnedFd::try_clone).collect();
+                self.kept.insert(id, (kind.clone(), copies?));
+            }
             orders.push(Order::Add {
                 em,
                 link: LinkSpec { id, function, kind },

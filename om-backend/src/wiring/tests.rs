@@ -275,3 +275,42 @@ fn rdma_wires_go_with_either_em() {
     assert_eq!(w.em_down(1).len(), 2);
     assert_eq!(pairs(&w, Cargo::Rdma), [(0, 2)]);
 }
+
+#[test]
+fn a_lost_em_that_returns_in_time_finds_its_wires_and_nobody_is_told() {
+    let mut w = wiring(&[&[BLUE], &[BLUE, "port = { null = true }"], &[BLUE]]);
+    for em in 0..3 {
+        let orders = w.em_up(em).unwrap();
+        attach_all(&mut w, &orders);
+    }
+    let start = Instant::now();
+    let before: BTreeSet<u32> = w.ends().keys().copied().collect();
+    assert!(w.em_lost(1, start).is_empty());
+    assert!(w.end_grace(start + GRACE / 2).is_empty());
+    assert!((0..4).all(|function| w.carrier(function)));
+    let orders = w.em_up(1).unwrap();
+    let again = added(&orders);
+    assert_eq!(again.len(), 3);
+    assert!(
+        again
+            .iter()
+            .all(|(em, _, id)| *em == 1 && before.contains(id))
+    );
+    assert!(w.end_grace(start + GRACE * 2).is_empty());
+    assert_eq!(w.ends().len(), before.len());
+    assert!((0..4).all(|function| w.carrier(function)));
+}
+
+#[test]
+fn a_lost_em_that_does_not_return_in_time_takes_its_wires_along() {
+    let mut w = wiring(&[&[BLUE], &[BLUE], &[BLUE]]);
+    for em in 0..3 {
+        let orders = w.em_up(em).unwrap();
+        attach_all(&mut w, &orders);
+    }
+    let start = Instant::now();
+    w.em_lost(1, start);
+    assert_eq!(w.end_grace(start + GRACE).len(), 2);
+    assert!(w.carrier(0) && !w.carrier(1) && w.ends().len() == 2);
+    assert_eq!(w.em_up(1).unwrap().len(), 4);
+}

@@ -111,6 +111,13 @@ impl MessageDma {
         })
     }
 
+    /// The same for a client whose answers to another process's requests may still come: ids begin elsewhere.
+    pub(crate) fn resumed(sender: Arc<Sender>, max_data_xfer: usize) -> Arc<Self> {
+        let dma = Self::new(sender, max_data_xfer);
+        dma.state().next_id = (std::process::id() as u16).wrapping_mul(2 * IN_FLIGHT as u16);
+        dma
+    }
+
     /// For a client that does not serve DMA messages: every request fails.
     pub(crate) fn unusable(sender: Arc<Sender>) -> Arc<Self> {
         Arc::new(Self {

@@ -147,11 +147,16 @@ impl Server {
             return;
         };
         window.write(offset, data);
-        if !window.touches_data(offset, data.len()) {
+        let (touches_data, value, place) = (
+            window.touches_data(offset, data.len()),
+            window.data(),
+            behind(window),
+        );
+        self.note_window();
+        if !touches_data {
             return;
         }
-        let value = window.data();
-        if let Some(access) = behind(window) {
+        if let Some(access) = place {
             if let Some(value) = value.get(..access.count as usize) {
                 self.write_access(&access, value);
             }

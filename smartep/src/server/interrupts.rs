@@ -5,7 +5,9 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 
 use super::read;
+use super::resume::Notes;
 use crate::irq::Irqs;
+use crate::keep::Kept;
 use crate::proto::{SetIrqs, irq_index, set_irqs::*};
 
 /// Interrupts of an index. INTx and MSI are not offered; ERR exists because QEMU warns without it, and is never
@@ -21,6 +23,7 @@ pub(super) fn count(msix_vectors: u16, index: u32) -> u32 {
 /// Applies one message. Nothing is changed when it is refused.
 pub(super) fn set(
     irqs: &Irqs,
+    notes: Option<&Notes>,
     body: &[u8],
     fds: Vec<OwnedFd>,
     max_fds: usize,
@@ -46,6 +49,9 @@ pub(super) fn set(
         }
         if set.index == irq_index::MSIX {
             irqs.clear();
+            if let Some(notes) = notes {
+                (0..irqs.count()).for_each(|vector| notes.forget(Kept::Vector(vector)));
+            }
         }
         return Ok(());
     }
@@ -60,7 +66,7 @@ pub(super) fn set(
             let chosen = data.get(..set.count as usize).ok_or(Errno::INVAL)?;
             trigger(irqs, &set, |i| chosen.get(i).is_some_and(|b| *b != 0));
         }
-        (DATA_EVENTFD, ACTION_TRIGGER) => return install(irqs, &set, fds, max_fds),
+        (DATA_EVENTFD, ACTION_TRIGGER) => return install(irqs, notes, &set, fds, max_fds),
         // Masking is the client's for MSI-X: it keeps the pending bits and swaps eventfds.
         (DATA_NONE | DATA_BOOL, _) => {}
         _ => return Err(Errno::NOTSUP),
@@ -77,7 +83,13 @@ fn trigger(irqs: &Irqs, set: &SetIrqs, chosen: impl Fn(usize) -> bool) {
 }
 
 /// All descriptors are there, or none: none removes the eventfds, as when a vector is masked.
-fn install(irqs: &Irqs, set: &SetIrqs, fds: Vec<OwnedFd>, max_fds: usize) -> Result<(), Errno> {
+fn install(
+    irqs: &Irqs,
+    notes: Option<&Notes>,
+    set: &SetIrqs,
+    fds: Vec<OwnedFd>,
+    max_fds: usize,
+) -> Result<(), Errno> {
     // Cloud Hypervisor sends 16 at a time whatever was agreed.
     let most = max_fds.max(crate::proto::MAX_FDS);
     if !fds.is_empty() && (fds.len() != set.count as usize || fds.len() > most) {
@@ -88,7 +100,14 @@ fn install(irqs: &Irqs, set: &SetIrqs, fds: Vec<OwnedFd>, max_fds: usize) -> Res
     }
     let mut fds = fds.into_iter();
     for i in 0..set.count {
-        irqs.set((set.start + i) as u16, fds.next())
+        let (vector, fd) = ((set.start + i) as u16, fds.next());
+        if let Some(notes) = notes {
+            match &fd {
+                Some(fd) => notes.keep(Kept::Vector(vector), fd),
+                None => notes.forget(Kept::Vector(vector)),
+            }
+        }
+        irqs.set(vector, fd)
             .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
     }
     Ok(())

@@ -6,6 +6,7 @@
 mod access;
 mod describe;
 mod interrupts;
+mod resume;
 
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -23,11 +24,18 @@ use crate::config::ConfigState;
 pub use crate::conn::StopFd;
 use crate::conn::{ConnError, Incoming, Receiver, Sender};
 use crate::dma::{DmaSpace, MessageDma};
+use crate::fault;
 use crate::function::FunctionInfo;
 use crate::irq::Irqs;
-use crate::proto::{Capabilities, DmaMap, DmaUnmap, Header, VersionError, answer_version, command};
+use crate::keep::Kept;
+use crate::proto::{
+    Capabilities, DmaMap, DmaUnmap, HEADER_SIZE, Header, VersionError, answer_version, command,
+};
+use crate::state::Pending;
 use crate::window::ConfigWindow;
 use crate::{ControlSide, DataSide};
+use resume::Notes;
+pub use resume::Resume;
 
 /// Pause after a client could not be accepted, so that a lack of descriptors is no busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -56,6 +64,9 @@ pub enum ServeError {
     /// Versions do not fit.
     #[error("no common version: {0}")]
     Version(#[from] VersionError),
+    /// A client of a former process cannot be taken over.
+    #[error("it cannot be taken over: {0}")]
+    Resume(String),
 }
 
 /// A function with its two sides, ready for clients.
@@ -67,6 +78,7 @@ pub struct Server {
     dma: DmaSpace,
     state: ConfigState,
     window: Option<ConfigWindow>,
+    notes: Option<Notes>,
     /// Accesses outside every region, since the start.
     strays: u64,
 }
@@ -84,6 +96,11 @@ struct Session {
     sender: Arc<Sender>,
     messages: Arc<MessageDma>,
     negotiated: Option<Capabilities>,
+    notes: Option<Notes>,
+    /// A request that a former process may have dealt with.
+    pending: Option<Pending>,
+    /// Whether a former process served the client.
+    resumed: bool,
 }
 
 impl Server {
@@ -104,6 +121,7 @@ impl Server {
             data,
             dma: DmaSpace::new(table),
             state,
+            notes: None,
             strays: 0,
         }
     }
@@ -160,64 +178,118 @@ impl Server {
             sender,
             messages,
             negotiated: None,
+            notes: self.notes.clone(),
+            pending: None,
+            resumed: false,
         };
         // A new client finds a function after power-on, whatever the one before did.
         self.reset();
-        let result = self.read_all(
-            &Receiver {
-                stream: &stream,
-                stop,
-                listener,
-            },
-            &mut session,
-        );
+        if let Some(notes) = &self.notes {
+            notes.keep(Kept::Connection, &stream);
+        }
+        fault::point("accepted");
+        let mut receiver = Receiver::new(&stream, stop, listener);
+        let result = self.read_all(&mut receiver, &mut session);
+        self.take_leave(Some(&session));
+        result
+    }
+
+    /// The client is gone or is to go.
+    fn take_leave(&mut self, session: Option<&Session>) {
         // What waits for the client fails first, so that the data side does not wait for it. Then: stop DMA, drop
         // the interrupts and maps, present the function as after power-on.
-        session.messages.close();
-        if session.negotiated.is_some() {
-            self.data.disconnected();
+        if let Some(session) = session {
+            session.messages.close();
+            if session.negotiated.is_some() {
+                self.data.disconnected();
+            }
         }
         self.irqs.clear();
         self.dma.clear();
         self.reset_control();
+        if let Some(notes) = &self.notes {
+            // Forgetting the connection comes first: without it nobody looks at the rest.
+            notes.forget(Kept::Connection);
+            let vectors = (0..self.irqs.count()).map(Kept::Vector);
+            vectors.for_each(|vector| notes.forget(vector));
+            for (_, map) in notes.state.maps() {
+                map.file
+                    .into_iter()
+                    .for_each(|n| notes.forget(Kept::File(n)));
+            }
+            notes.state.clear();
+        }
         // Last, so that a client that is cut off learns of it when nothing touches its memory any more.
-        session.sender.close();
-        result
+        if let Some(session) = session {
+            session.sender.close();
+        }
     }
 
     fn read_all(
         &mut self,
-        receiver: &Receiver<'_>,
+        receiver: &mut Receiver<'_>,
         session: &mut Session,
     ) -> Result<End, ServeError> {
-        let mut body = Vec::new();
+        let mut buffer = Vec::new();
         loop {
-            match receiver.next(&mut body)? {
+            let (header, fds) = match receiver.next(&mut buffer)? {
                 Incoming::Closed => return Ok(End::Disconnected),
                 Incoming::Stopped => return Ok(End::Stopped),
-                Incoming::Message(header, fds) if header.is_command() => {
-                    self.command(session, &header, &body, fds)?;
-                }
-                Incoming::Message(header, _) if header.is_reply() => {
-                    if !session.messages.reply(&header, &body) {
-                        return Err(ServeError::Protocol(format!(
-                            "a reply with id {} that nothing asked for",
-                            header.id
-                        )));
-                    }
-                }
-                Incoming::Message(header, _) => {
+                Incoming::Message(header, fds) => (header, fds),
+            };
+            let body = buffer.get(HEADER_SIZE..header.size as usize);
+            let body = body.unwrap_or_default();
+            fault::point("shown");
+            if header.is_command() {
+                self.take_command(receiver, session, &header, body, fds)?;
+            } else if header.is_reply() {
+                // A former process may have asked.
+                if !session.messages.reply(&header, body) && !session.resumed {
                     return Err(ServeError::Protocol(format!(
-                        "message type {} is unknown",
-                        header.flags & 15
+                        "a reply with id {} that nothing asked for",
+                        header.id
                     )));
                 }
+                receiver.done()?;
+            } else {
+                return Err(ServeError::Protocol(format!(
+                    "message type {} is unknown",
+                    header.flags & 15
+                )));
             }
             // A single huge message must not keep its memory for the connection's life.
-            if body.capacity() > 64 << 10 {
-                body = Vec::new();
+            if buffer.len() > 64 << 10 {
+                buffer = Vec::new();
             }
         }
+    }
+
+    /// Executes a command and takes it out of the socket; see [`crate::state`] for the order.
+    fn take_command(
+        &mut self,
+        receiver: &mut Receiver<'_>,
+        session: &mut Session,
+        header: &Header,
+        body: &[u8],
+        fds: Vec<std::os::fd::OwnedFd>,
+    ) -> Result<(), ServeError> {
+        let former = session.pending.take();
+        let done = former.is_some_and(|pending| self.is_done(pending, header, body));
+        let noted = self.notes.clone().filter(|_| header.wants_reply());
+        if !done {
+            if let Some(notes) = &noted {
+                notes.state.begin(header.id, header.command);
+            }
+            fault::point("begun");
+            self.command(session, header, body, fds)?;
+            fault::point("executed");
+        }
+        receiver.done()?;
+        fault::point("taken");
+        if let Some(notes) = &noted {
+            notes.state.end();
+        }
+        Ok(())
     }
 
     fn command(
@@ -246,7 +318,8 @@ impl Server {
             command::DEVICE_GET_REGION_INFO => describe::region(&self.info, session, header, body),
             command::DEVICE_GET_IRQ_INFO => describe::irq(&self.info, session, header, body),
             command::DEVICE_SET_IRQS => {
-                let result = interrupts::set(&self.irqs, body, fds, agreed.max_fds);
+                let notes = self.notes.as_ref();
+                let result = interrupts::set(&self.irqs, notes, body, fds, agreed.max_fds);
                 session.answer(header, result, &[])
             }
             command::REGION_READ => self.region_read(session, header, body, agreed.max_data_xfer),
@@ -284,6 +357,9 @@ impl Server {
                 };
                 self.data.connected(session.messages.clone());
                 self.dma.limit(agreed.max_dma_maps);
+                if let Some(notes) = &self.notes {
+                    notes.state.set_agreed(&agreed);
+                }
                 session.negotiated = Some(agreed);
                 session.answer(header, Ok(()), &[&reply])
             }
@@ -312,7 +388,15 @@ impl Server {
     fn reset_control(&mut self) {
         let state = self.control.reset();
         self.window.iter_mut().for_each(ConfigWindow::reset);
+        self.note_window();
         self.set_state(state);
+    }
+
+    /// Saves the window's registers.
+    fn note_window(&self) {
+        if let (Some(notes), Some(window)) = (&self.notes, &self.window) {
+            notes.state.set_window(window.registers());
+        }
     }
 
     fn set_state(&mut self, new: ConfigState) {
@@ -372,7 +456,8 @@ impl Session {
             flags,
             error,
         };
-        Ok(self.sender.send(header, parts, fds)?)
+        let state = self.notes.as_ref().map(|notes| &*notes.state);
+        Ok(self.sender.send_noted(header, parts, fds, state)?)
     }
 }
 

@@ -11,6 +11,7 @@ mod lifecycle;
 mod om_config;
 mod probe;
 mod rdma;
+mod recovery;
 mod stats;
 mod traffic;
 mod traffic_ports;

@@ -24,13 +24,21 @@ pub(super) struct Consumer {
 }
 
 impl Consumer {
-    pub(super) fn new(ring: RingMem) -> Self {
-        Self {
+    /// Goes on where the ring is: at 0, or where a former process gave room back last. What that one took after
+    /// that comes again.
+    pub(super) fn new(ring: RingMem) -> Result<Self, Corrupt> {
+        let head = ring.indices().head.0.load(Ordering::Acquire);
+        let mut consumer = Self {
             ring,
-            head: 0,
-            published: 0,
-            tail: 0,
+            head,
+            published: head,
+            tail: head,
+        };
+        if head % ALIGN as u64 != 0 {
+            return Err(Corrupt::Tail { tail: head, head });
         }
+        consumer.refresh()?;
+        Ok(consumer)
     }
 
     /// Whether the producer is there.

@@ -8,8 +8,11 @@
 //! "full". A side that sleeps says so first, and is woken by an eventfd.
 //!
 //! The peer is another process and may do anything to the memory. Every index and length is read once
-//! and checked; a ring that makes no sense takes the port down for good, with a reason. After that,
-//! or when a peer was replaced, the OM makes a fresh wire; nothing is recovered from an old one.
+//! and checked; a ring that makes no sense takes the port down for good, with a reason. After that the OM makes
+//! a fresh wire.
+//!
+//! A process that takes the place of one that was killed attaches to the same wire and goes on at the positions
+//! that are published; the peer does not notice. Whatever wake-up the former owed the peer, attaching makes up for.
 
 mod consumer;
 mod producer;
@@ -55,6 +58,9 @@ pub enum AttachError {
     /// The kernel refused.
     #[error("cannot map the memory of the wire: {0}")]
     Map(#[source] Errno),
+    /// A former process, or the peer, left what cannot be gone on with.
+    #[error(transparent)]
+    Corrupt(#[from] Corrupt),
     /// Never happens on Linux.
     #[error("the memory of the wire was mapped at address zero")]
     MapAtZero,
@@ -62,19 +68,35 @@ pub enum AttachError {
 
 /// What the peer did to the ring that no peer in order does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-enum Corrupt {
+pub enum Corrupt {
+    /// An index of the consumer's.
     #[error(
         "the peer says it consumed up to {head}, but {last} was the last and {published} is published"
     )]
     Head {
+        /// Bytes ever consumed, as it says.
         head: u64,
+        /// As it said before.
         last: u64,
+        /// Bytes ever published.
         published: u64,
     },
+    /// An index of the producer's.
     #[error("the peer says it produced up to {tail}, which cannot follow {head}")]
-    Tail { tail: u64, head: u64 },
+    Tail {
+        /// Bytes ever published, as it says.
+        tail: u64,
+        /// Bytes ever consumed.
+        head: u64,
+    },
+    /// A record that is none.
     #[error("a record of {len} bytes where {waiting} are waiting")]
-    Record { len: usize, waiting: usize },
+    Record {
+        /// Bytes, as it says.
+        len: usize,
+        /// Bytes that are published.
+        waiting: usize,
+    },
 }
 
 /// One end of a shared-memory wire.
@@ -117,8 +139,8 @@ impl ShmPort {
         };
         let port = Self {
             name: name.into(),
-            producer: Producer::new(sends),
-            consumer: Consumer::new(receives),
+            producer: Producer::new(sends)?,
+            consumer: Consumer::new(receives)?,
             own: Bell::new(wake),
             peer: Bell::new(wake_peer),
             counters: Counters::default(),

@@ -37,18 +37,26 @@ pub(super) struct Producer {
 }
 
 impl Producer {
-    pub(super) fn new(ring: RingMem) -> Self {
-        let producer = Self {
+    /// Goes on where the ring is: at 0, or where a former process published last. What that one had not published
+    /// is lost.
+    pub(super) fn new(ring: RingMem) -> Result<Self, Corrupt> {
+        let tail = ring.indices().tail.0.load(Ordering::Acquire);
+        if tail % ALIGN as u64 != 0 {
+            return Err(Corrupt::Tail { tail, head: tail });
+        }
+        let mut producer = Self {
             ring,
-            tail: 0,
-            published: 0,
-            head: 0,
+            tail,
+            published: tail,
+            // The oldest that there can be; `refresh` believes what lies between the two.
+            head: tail.wrapping_sub(RING as u64),
             unflushed: false,
             waits: false,
         };
+        producer.refresh()?;
         let state = &producer.ring.indices().producer_state.0;
         state.store(ATTACHED, Ordering::Release);
-        producer
+        Ok(producer)
     }
 
     /// Says that this side is gone.

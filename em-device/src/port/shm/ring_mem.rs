@@ -130,7 +130,7 @@ impl RingMem {
         if !seals.contains(SealFlags::SHRINK) {
             return Err(AttachError::NotSealed);
         }
-        let map = |offset| {
+        let map = |offset| -> Result<Self, AttachError> {
             Ok(Self {
                 mapping: Arc::new(Mapping::map(fd.as_fd(), offset)?),
             })

@@ -1,10 +1,11 @@
-use super::ring_mem::RING;
+use super::ring_mem::{RING, RingMem};
 use super::test_support::{bell, ends, memory, pair, readable, send, take, wire};
 use super::*;
 use crate::frame::FrameMeta;
 use proptest::prelude::*;
 use rustix::fs::{SealFlags, fcntl_add_seals};
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 
 const PLAIN: FrameMeta = FrameMeta {
     flags: 0,
@@ -291,5 +292,45 @@ proptest! {
             }
         }
         prop_assert!(take(&mut b, 1).is_empty());
+    }
+}
+
+#[test]
+fn a_side_that_takes_the_place_of_another_goes_on_where_that_one_was_seen_last() {
+    let memory = wire();
+    let (mut a, mut b) = ends(&memory);
+    let number = |n: u8| vec![n; 100 + usize::from(n)];
+    for n in 0..200u8 {
+        send(&mut a, PLAIN, &number(n)).unwrap();
+    }
+    a.flush();
+    assert_eq!(take(&mut b, 50).len(), 50);
+    send(&mut b, PLAIN, &number(1)).unwrap();
+    b.flush();
+    // Both die: without a word, and with something that was not published.
+    send(&mut a, PLAIN, &number(201)).unwrap();
+    std::mem::forget((a, b));
+    let (mut a, mut b) = ends(&memory);
+    assert!(a.carrier() && b.carrier());
+    send(&mut a, PLAIN, &number(202)).unwrap();
+    a.flush();
+    let rest: Vec<Vec<u8>> = take(&mut b, 999).into_iter().map(|(_, bytes)| bytes).collect();
+    let wanted: Vec<Vec<u8>> = (50..200).chain([202]).map(number).collect();
+    assert!(rest == wanted, "{} frames", rest.len());
+    assert_eq!(take(&mut a, 9), [(PLAIN, number(1))]);
+}
+
+#[test]
+fn a_wire_whose_positions_make_no_sense_is_not_attached_to() {
+    let memory = wire();
+    let [first, _] = RingMem::map_pair(memory.as_fd()).unwrap();
+    for (tail, head) in [(8, 0), (16, 8), (0, 16), (RING as u64 + 16, 0)] {
+        first.indices().tail.0.store(tail, Ordering::Relaxed);
+        first.indices().head.0.store(head, Ordering::Relaxed);
+        for side in 0..2 {
+            let copy = memory.try_clone().unwrap();
+            let port = ShmPort::attach("bad", side, copy, bell(), bell());
+            assert!(matches!(port, Err(AttachError::Corrupt(_))), "{tail} {head}");
+        }
     }
 }

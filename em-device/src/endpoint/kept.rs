@@ -1,0 +1,100 @@
+//! What the keeper holds of a function, as the endpoint needs it.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use m2m_fabric::keeper::{Keeper, Key, Restored};
+use smartep::keep::{Keep, Kept};
+use smartep::server::Resume;
+use smartep::state::State;
+
+use super::EndpointError;
+
+/// The keeper of a function and what it had.
+pub(super) struct Opened {
+    pub(super) state: Arc<State>,
+    pub(super) keeper: Arc<FunctionKeeper>,
+    /// A client to take over.
+    pub(super) resume: Option<Resume>,
+}
+
+/// The keeper under the names of the endpoint.
+#[derive(Debug, Default)]
+pub(super) struct FunctionKeeper(Keeper);
+
+impl Keep for FunctionKeeper {
+    fn keep(&self, what: Kept, fd: BorrowedFd<'_>) -> bool {
+        self.0.keep(key(what), fd)
+    }
+
+    fn forget(&self, what: Kept) -> bool {
+        self.0.forget(key(what))
+    }
+
+    fn clear(&self) -> bool {
+        self.0.clear()
+    }
+}
+
+fn key(what: Kept) -> Key {
+    match what {
+        Kept::Connection => Key::CONNECTION,
+        Kept::State => Key::STATE,
+        Kept::File(number) => Key::file(number),
+        Kept::Vector(number) => Key::vector(number),
+    }
+}
+
+/// Takes what is kept of function `id`. What cannot be used is dropped, and with it the client's connection.
+pub(super) fn open(id: u32, socket: OwnedFd) -> Result<Opened, EndpointError> {
+    let (keeper, restored) = match Keeper::attach(socket) {
+        Ok((keeper, restored)) => (FunctionKeeper(keeper), restored),
+        Err(error) => {
+            log::error!("function {id}: nothing will survive this process: {error}");
+            (FunctionKeeper::default(), Restored::new())
+        }
+    };
+    let keeper = Arc::new(keeper);
+    if let Some((state, resume)) = take_over(id, restored) {
+        return Ok(Opened {
+            state: Arc::new(state),
+            keeper,
+            resume: Some(resume),
+        });
+    }
+    let (state, memory) = State::create()?;
+    if !keeper.clear() || !keeper.keep(Kept::State, memory.as_fd()) {
+        state.set_broken();
+    }
+    Ok(Opened {
+        state: Arc::new(state),
+        keeper,
+        resume: None,
+    })
+}
+
+fn take_over(id: u32, mut restored: Restored) -> Option<(State, Resume)> {
+    let connection = restored.remove(&Key::CONNECTION)?;
+    let state = match State::open(&restored.remove(&Key::STATE)?) {
+        Ok(state) => state,
+        Err(error) => {
+            log::error!("function {id}: its client is cut off: {error}");
+            return None;
+        }
+    };
+    let mut resume = Resume {
+        stream: UnixStream::from(connection),
+        files: HashMap::new(),
+        vectors: Vec::new(),
+    };
+    for (key, fd) in restored {
+        if let Some(number) = key.as_file() {
+            resume.files.insert(number, fd);
+        } else if let Some(number) = key.as_vector() {
+            resume.vectors.push((number, fd));
+        }
+    }
+    Some((state, resume))
+}

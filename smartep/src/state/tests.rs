@@ -1,0 +1,109 @@
+use super::*;
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+fn successor(fd: &OwnedFd) -> State {
+    State::open(fd).unwrap()
+}
+
+#[test]
+fn a_successor_finds_what_was_agreed_and_mapped() {
+    let (state, fd) = State::create().unwrap();
+    assert_eq!(state.agreed(), None);
+    let agreed = Capabilities {
+        max_fds: 16,
+        message_dma: true,
+        ..Capabilities::default()
+    };
+    state.set_agreed(&agreed);
+    let map = |n: u64, file| MapRecord {
+        address: n << 20,
+        size: 1 << 20,
+        offset: n,
+        perm: Perm {
+            read: true,
+            write: n % 2 == 0,
+        },
+        file,
+    };
+    for n in 0..1000 {
+        assert!(state.set_map(n, &map(n.into(), (n % 3 != 0).then_some(n))));
+    }
+    (0..500).for_each(|n| state.remove_map(n));
+    let next = successor(&fd);
+    assert_eq!(next.agreed(), Some(agreed));
+    let maps = next.maps();
+    assert_eq!(maps.len(), 500);
+    assert_eq!(maps[0], (500, map(500, Some(500))));
+    assert_eq!(maps[1], (501, map(501, None)));
+    next.clear();
+    assert!(state.maps().is_empty() && state.agreed().is_none());
+}
+
+#[test]
+fn the_kernel_notes_a_reply_together_with_sending_it() {
+    let (state, fd) = State::create().unwrap();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    state.begin(7, 9);
+    let noted = Pending {
+        id: 7,
+        command: 9,
+        replied: false,
+    };
+    assert_eq!(successor(&fd).pending(), Some(noted));
+    assert_eq!(state.reply(ours.as_fd(), b"reply").unwrap(), 5);
+    let replied = Pending {
+        replied: true,
+        ..noted
+    };
+    assert_eq!(successor(&fd).pending(), Some(replied));
+    let mut got = [0; 5];
+    theirs.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"reply");
+    state.end();
+    assert_eq!(successor(&fd).pending(), None);
+    state.begin(8, 9);
+    assert!(!successor(&fd).pending().unwrap().replied);
+}
+
+#[test]
+fn a_reply_that_finds_no_room_is_not_noted() {
+    let (state, fd) = State::create().unwrap();
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    state.begin(1, 1);
+    while state.reply(ours.as_fd(), &[0; 4096]).is_ok() {
+        state.begin(1, 1);
+    }
+    assert!(!successor(&fd).pending().unwrap().replied);
+}
+
+#[test]
+fn a_section_is_replaced_as_a_whole() {
+    let (state, fd) = State::create().unwrap();
+    assert_eq!(state.load(Section::Registers), None);
+    for len in [1, 7, 8, 4097, SECTION_BYTES, 3] {
+        let bytes: Vec<u8> = (0..len).map(|n| (n % 251) as u8).collect();
+        assert!(state.save(Section::Registers, &bytes));
+        assert_eq!(successor(&fd).load(Section::Registers), Some(bytes));
+    }
+    assert!(!state.save(Section::Registers, &vec![0; SECTION_BYTES + 1]));
+    assert_eq!(state.load(Section::DataPath), None);
+    assert!(state.save(Section::DataPath, &[9]));
+    state.drop_section(Section::Registers);
+    assert_eq!(state.load(Section::Registers), None);
+    assert_eq!(state.load(Section::DataPath), Some(vec![9]));
+}
+
+#[test]
+fn another_version_or_an_incomplete_state_is_refused() {
+    let (state, fd) = State::create().unwrap();
+    state.set_broken();
+    assert!(matches!(State::open(&fd), Err(StateError::Broken)));
+    state.clear();
+    assert!(State::open(&fd).is_ok());
+    state.memory.layout().version.store(2, Ordering::Release);
+    assert!(matches!(State::open(&fd), Err(StateError::Version(2))));
+    let other = rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    assert!(matches!(State::open(&other), Err(StateError::Size(0))));
+}

@@ -1,0 +1,217 @@
+//! EMs that are killed while guests use them: what a guest sees of it is nothing.
+
+use crate::fixture::{Pair, exchange, flow, works};
+use distdpu_tests::dpu::{Dpu, Net};
+use distdpu_tests::mlx5::{Mlx5, opcode};
+use distdpu_tests::packet::Random;
+use distdpu_tests::pci;
+use distdpu_tests::recovery::{Tally, successor, while_talking};
+use distdpu_tests::time::QUIET;
+use distdpu_tests::virtio_net::{Guest, Setup, VirtioNet};
+use rustix::process::{Pid, Signal, kill_process};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+fn kill(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+}
+
+/// How often EMs are killed; `DISTDPU_KILLS` says otherwise.
+fn kills() -> usize {
+    let wanted = std::env::var("DISTDPU_KILLS").ok();
+    wanted.and_then(|text| text.parse().ok()).unwrap_or(200)
+}
+
+/// Kills an EM and waits for the next.
+fn replace(dpu: &Dpu, em: usize) -> u32 {
+    let old = dpu.em_pid(em).unwrap();
+    kill(old, Signal::KILL);
+    successor(dpu, em, old).unwrap()
+}
+
+/// Open descriptors and resident KiB of a process.
+fn footprint(pid: u32) -> (usize, u64) {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .unwrap()
+        .count();
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let rss = line.and_then(|line| line.split_whitespace().nth(1));
+    (fds, rss.unwrap().parse().unwrap())
+}
+
+/// What a guest saw: sent, received, of those doubled.
+fn seen(tally: &Tally) -> [u64; 3] {
+    [&tally.sent, &tally.received, &tally.doubled].map(|n| n.load(Ordering::Relaxed))
+}
+
+#[test]
+fn ems_that_are_killed_under_traffic_are_replaced_and_the_guests_do_not_notice() {
+    let mut pair = Pair::started(Setup::default());
+    let om = pair.dpu.om_pid();
+    let Pair { a, b, dpu } = &mut pair;
+    let talk = while_talking([a, b], |tallies| {
+        let mut random = Random(7);
+        let mut pids = [dpu.em_pid(0)?, dpu.em_pid(1)?];
+        let mut before = None;
+        for round in 0..kills() {
+            tallies[0].hears()?;
+            tallies[1].hears()?;
+            if round == 10 {
+                before = Some(footprint(om));
+            }
+            let em = random.below(2) as usize;
+            // An EM that lives shorter is not replaced at once.
+            std::thread::sleep(Duration::from_micros(100_000 + random.below(40_000)));
+            kill(pids[em], Signal::KILL);
+            pids[em] = successor(dpu, em, pids[em])?;
+        }
+        tallies[0].hears()?;
+        tallies[1].hears()?;
+        println!("sent, received, doubled: {:?}", tallies.map(seen));
+        Ok(before.map(|before| (before, footprint(om))))
+    });
+    if let Some(((fds, rss), (fds_now, rss_now))) = talk.unwrap() {
+        assert!(fds_now <= fds + 2, "{fds} descriptors became {fds_now}");
+        assert!(rss_now < rss + 4096, "{rss} KiB became {rss_now}");
+    }
+    let links = pair.dpu.ctl(&["functions"]).unwrap();
+    assert!(
+        pair.a.link_up().unwrap() && pair.b.link_up().unwrap(),
+        "{links}"
+    );
+}
+
+#[test]
+fn what_a_driver_set_survives_its_em() {
+    let mut pair = Pair::started(Setup::default());
+    pair.works();
+    let own = [2, 0, 0, 0, 0, 0x77];
+    assert_eq!(pair.a.control((0, 0), &[0]).unwrap(), 0, "promiscuous off");
+    assert_eq!(pair.a.control((1, 1), &own).unwrap(), 0, "another address");
+    let before = pair.a.status().unwrap();
+    let vendor = pci::read32(pair.a.vmm.as_mut(), 0).unwrap();
+    replace(&pair.dpu, 0);
+    assert_eq!(pair.a.status().unwrap(), before);
+    assert_eq!(pci::read32(pair.a.vmm.as_mut(), 0).unwrap(), vendor);
+    // What is not for it does not come, what is for its new address does.
+    let mut wanted = flow(1, 0);
+    wanted.to = own;
+    let mut unwanted = flow(1, 0);
+    unwanted.to = [2, 0, 0, 0, 0, 0x55];
+    pair.b.send(&unwanted.frame(500, 1)).unwrap();
+    assert!(pair.a.receive_within(QUIET).is_err());
+    exchange(&mut pair.b, &mut pair.a, &wanted.frame(700, 2));
+    exchange(&mut pair.a, &mut pair.b, &flow(0, 1).frame(900, 3));
+}
+
+#[test]
+fn maps_that_come_and_go_survive_an_em_at_any_time() {
+    let mut pair = Pair::started(Setup::default());
+    let memory = pair.a.memory.clone();
+    let range = *memory.ranges().next().unwrap();
+    for round in 0..6 {
+        let high = |n: u64| (1 << 40) + n * (1 << 24);
+        for n in 0..50 {
+            let mut there = range;
+            there.address = high(n);
+            there.len = 4096;
+            pair.a.vmm.map(&memory, &there).unwrap();
+        }
+        replace(&pair.dpu, 0);
+        let stats = pair.dpu.function_stats(0).unwrap();
+        assert!(stats["dma_ranges"].as_u64().unwrap() >= 50, "{stats}");
+        pair.a.vmm.unmap(high(0), 25 * (1 << 24)).unwrap();
+        if round % 2 == 0 {
+            replace(&pair.dpu, 0);
+        }
+        pair.a.vmm.unmap(high(0), 1 << 32).unwrap();
+        works(&mut pair.a, &mut pair.b);
+    }
+}
+
+/// Every EM of this DPU kills itself when it comes to `point` for the `count`th time.
+fn faulty(point: &str, count: u32) -> Pair {
+    let fault = format!("{point}:{count}");
+    let dpu = Dpu::start_with_env(
+        &[Net::default(), Net::default()],
+        &[("DISTDPU_FAULT", &fault)],
+    );
+    let dpu = dpu.unwrap();
+    let a = VirtioNet::open(&dpu.socket(0), Guest::default()).unwrap();
+    let b = VirtioNet::open(&dpu.socket(1), Guest::default()).unwrap();
+    Pair { a, b, dpu }
+}
+
+fn survives(point: &str, count: u32) {
+    let mut pair = faulty(point, count);
+    pair.start(Setup::default(), Setup::default());
+    for round in 0..40 {
+        assert_eq!(pci::read32(pair.a.vmm.as_mut(), 0).unwrap(), 0x1041_1af4);
+        pci::write16(pair.a.vmm.as_mut(), 0x3c, round).unwrap();
+        assert_eq!(
+            pci::read16(pair.a.vmm.as_mut(), 0x3c).unwrap() & 0xff,
+            round
+        );
+        assert_eq!(pair.a.status().unwrap() & 0x44, 4, "running");
+        pair.a.start(Setup::default()).unwrap();
+    }
+    let status = pair.dpu.ctl(&["status"]).unwrap();
+    let restarts = status["ems"][0]["restarts"].as_u64().unwrap();
+    assert!(restarts > 3, "only {restarts} restarts");
+    println!("{point}: {restarts} restarts");
+}
+
+#[test]
+fn a_request_survives_a_kill_when_it_was_shown() {
+    survives("shown", 211);
+}
+
+#[test]
+fn a_request_survives_a_kill_when_it_was_noted() {
+    survives("begun", 211);
+}
+
+#[test]
+fn a_request_survives_a_kill_before_its_reply() {
+    survives("reply", 61);
+}
+
+#[test]
+fn a_request_survives_a_kill_right_after_its_reply() {
+    survives("replied", 61);
+}
+
+#[test]
+fn a_request_survives_a_kill_when_it_was_executed() {
+    survives("executed", 211);
+}
+
+#[test]
+fn a_request_survives_a_kill_when_it_was_taken() {
+    survives("taken", 211);
+}
+
+#[test]
+fn a_client_that_has_said_nothing_yet_survives() {
+    let mut pair = faulty("accepted", 1);
+    pair.start(Setup::default(), Setup::default());
+    pair.works();
+}
+
+#[test]
+fn an_rdma_function_comes_back_disabled_on_the_same_connection() {
+    let dpu = Dpu::start_rdma(2).unwrap();
+    let mut driver = Mlx5::open(&dpu.rdma_socket(0), Guest::default()).unwrap();
+    let interface = |driver: &mut Mlx5| driver.read32(0x14).unwrap() >> 8 & 7;
+    driver.start().unwrap();
+    driver.allocate(opcode::ALLOC_PD).unwrap();
+    assert_eq!(interface(&mut driver), 0);
+    for _ in 0..3 {
+        replace(&dpu, 0);
+        assert_eq!(interface(&mut driver), 1, "disabled");
+        driver.start().unwrap();
+        driver.allocate(opcode::ALLOC_PD).unwrap();
+        assert_eq!(interface(&mut driver), 0);
+    }
+}
