@@ -9,6 +9,8 @@ pub enum Kept {
     Connection,
     /// The memory of [`crate::state::State`].
     State,
+    /// The memory of a BAR that the client maps. The data side's to keep.
+    Bar,
     /// A file of the client's memory.
     File(u32),
     /// The eventfd of a vector.

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use dot_iommu::DotError;
 use m2m_fabric::keeper::{Keeper, Key, Restored};
 use smartep::keep::{Keep, Kept};
 use smartep::server::Resume;
@@ -18,6 +19,24 @@ pub(super) struct Opened {
     pub(super) keeper: Arc<FunctionKeeper>,
     /// A client to take over.
     pub(super) resume: Option<Resume>,
+    bar: Option<OwnedFd>,
+}
+
+impl Opened {
+    /// The memory of a BAR that the client may have mapped: what was kept, or else what `make` makes.
+    pub(super) fn bar(
+        &mut self,
+        make: impl FnOnce() -> Result<OwnedFd, DotError>,
+    ) -> Result<OwnedFd, DotError> {
+        if let Some(bar) = self.bar.take() {
+            return Ok(bar);
+        }
+        let bar = make()?;
+        if !self.keeper.keep(Kept::Bar, bar.as_fd()) {
+            self.state.set_broken();
+        }
+        Ok(bar)
+    }
 }
 
 /// The keeper under the names of the endpoint.
@@ -42,6 +61,7 @@ fn key(what: Kept) -> Key {
     match what {
         Kept::Connection => Key::CONNECTION,
         Kept::State => Key::STATE,
+        Kept::Bar => Key::BAR,
         Kept::File(number) => Key::file(number),
         Kept::Vector(number) => Key::vector(number),
     }
@@ -57,11 +77,12 @@ pub(super) fn open(id: u32, socket: OwnedFd) -> Result<Opened, EndpointError> {
         }
     };
     let keeper = Arc::new(keeper);
-    if let Some((state, resume)) = take_over(id, restored) {
+    if let Some((state, resume, bar)) = take_over(id, restored) {
         return Ok(Opened {
             state: Arc::new(state),
             keeper,
             resume: Some(resume),
+            bar,
         });
     }
     let (state, memory) = State::create()?;
@@ -72,10 +93,11 @@ pub(super) fn open(id: u32, socket: OwnedFd) -> Result<Opened, EndpointError> {
         state: Arc::new(state),
         keeper,
         resume: None,
+        bar: None,
     })
 }
 
-fn take_over(id: u32, mut restored: Restored) -> Option<(State, Resume)> {
+fn take_over(id: u32, mut restored: Restored) -> Option<(State, Resume, Option<OwnedFd>)> {
     let connection = restored.remove(&Key::CONNECTION)?;
     let state = match State::open(&restored.remove(&Key::STATE)?) {
         Ok(state) => state,
@@ -84,6 +106,7 @@ fn take_over(id: u32, mut restored: Restored) -> Option<(State, Resume)> {
             return None;
         }
     };
+    let bar = restored.remove(&Key::BAR);
     let mut resume = Resume {
         stream: UnixStream::from(connection),
         files: HashMap::new(),
@@ -96,5 +119,5 @@ fn take_over(id: u32, mut restored: Restored) -> Option<(State, Resume)> {
             resume.vectors.push((number, fd));
         }
     }
-    Some((state, resume))
+    Some((state, resume, bar))
 }

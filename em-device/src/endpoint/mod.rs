@@ -98,7 +98,7 @@ impl Endpoint {
         om: Arc<OmLink>,
     ) -> Result<Self, EndpointError> {
         let id = spec.id;
-        let kept = kept::open(id, keeper)?;
+        let mut kept = kept::open(id, keeper)?;
         let routes = spec.control.iter().map(|w| Route {
             region: w.region,
             start: w.offset,
@@ -112,7 +112,8 @@ impl Endpoint {
             .collect();
         let pages = match &spec.kind {
             FunctionKind::Rdma(rdma) if rdma.mapped_doorbells => {
-                let (pages, mmap) = MappedPages::new()?;
+                let memory = kept.bar(MappedPages::memory)?;
+                let (pages, mmap) = MappedPages::of(memory)?;
                 if let Some(bar) = regions.iter_mut().find(|r| r.index == rdma.bar) {
                     bar.mmap = Some(mmap);
                 }

@@ -25,6 +25,8 @@ impl Key {
     pub const CONNECTION: Self = Self(1 << 32);
     /// The memory with the function's state.
     pub const STATE: Self = Self(2 << 32);
+    /// The memory of a BAR that the client maps.
+    pub const BAR: Self = Self(5 << 32);
     const FILE: u64 = 3;
     const VECTOR: u64 = 4;
 

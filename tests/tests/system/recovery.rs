@@ -1,7 +1,7 @@
 //! EMs that are killed while guests use them: what a guest sees of it is nothing.
 
 use crate::fixture::{Pair, exchange, flow, works};
-use distdpu_tests::dpu::{Dpu, Net};
+use distdpu_tests::dpu::{Dpu, Net, Rdma};
 use distdpu_tests::mlx5::{Mlx5, opcode};
 use distdpu_tests::packet::Random;
 use distdpu_tests::pci;
@@ -201,7 +201,17 @@ fn a_client_that_has_said_nothing_yet_survives() {
 
 #[test]
 fn an_rdma_function_comes_back_disabled_on_the_same_connection() {
-    let dpu = Dpu::start_rdma(2).unwrap();
+    for mapped_doorbells in [false, true] {
+        rdma_function_comes_back(mapped_doorbells);
+    }
+}
+
+fn rdma_function_comes_back(mapped_doorbells: bool) {
+    let plan = Rdma {
+        mapped_doorbells,
+        ..Rdma::new(2)
+    };
+    let dpu = Dpu::start_rdma(plan).unwrap();
     let mut driver = Mlx5::open(&dpu.rdma_socket(0), Guest::default()).unwrap();
     let interface = |driver: &mut Mlx5| driver.read32(0x14).unwrap() >> 8 & 7;
     driver.start().unwrap();

@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn sleeps_grow_with_looks_in_vain_and_are_short_again_after_work() {
-        let (pages, _) = MappedPages::new().unwrap();
+        let (pages, _) = MappedPages::of(MappedPages::memory().unwrap()).unwrap();
         let mut lookout = Lookout::new(Arc::new(pages));
         assert_eq!(lookout.patience(), None, "no driver");
         lookout.uars.add(8);

@@ -25,10 +25,14 @@ pub struct MappedPages {
 }
 
 impl MappedPages {
-    /// Zeroed pages, and what a VMM is told of them: all of BAR0 behind the initialization segment and the
-    /// MSI-X table, which stay trapped.
-    pub fn new() -> Result<(Self, RegionMmap), DotError> {
-        let fd: OwnedFd = HostMapping::memfd(BAR_BYTES)?;
+    /// Memory for pages, zeroed.
+    pub fn memory() -> Result<OwnedFd, DotError> {
+        HostMapping::memfd(BAR_BYTES)
+    }
+
+    /// Pages in that memory, which a VMM may have mapped already, and what it is told of them: all of BAR0 behind
+    /// the initialization segment and the MSI-X table, which stay trapped.
+    pub fn of(fd: OwnedFd) -> Result<(Self, RegionMmap), DotError> {
         let memory = HostMapping::of_file(fd.as_fd(), BAR_BYTES)?;
         let first = u64::from(FIRST_UAR) * UAR_BYTES;
         let mmap = RegionMmap {
@@ -116,7 +120,7 @@ mod tests {
 
     #[test]
     fn equal_doorbells_one_after_the_other_are_both_seen() {
-        let (pages, _) = MappedPages::new().unwrap();
+        let (pages, _) = MappedPages::of(MappedPages::memory().unwrap()).unwrap();
         let doorbells = Doorbells::default();
         for _ in 0..2 {
             pages.store(9 * 4096 + 0x800, [0, 0, 1, 0x0a, 0, 0, 0x42, 3]);
@@ -130,7 +134,7 @@ mod tests {
 
     #[test]
     fn all_kinds_of_doorbells_are_found() {
-        let (pages, _) = MappedPages::new().unwrap();
+        let (pages, _) = MappedPages::of(MappedPages::memory().unwrap()).unwrap();
         let doorbells = Doorbells::default();
         pages.store(8 * 4096 + 0x20, [0x10, 0, 0, 7, 0, 0, 0, 5]);
         pages.store(8 * 4096 + 0x40, [3, 0, 1, 0, 0, 0, 0, 0]);
@@ -146,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_page_that_is_cleared_rings_no_more_and_none_lies_outside() {
-        let (pages, mmap) = MappedPages::new().unwrap();
+        let (pages, mmap) = MappedPages::of(MappedPages::memory().unwrap()).unwrap();
         let doorbells = Doorbells::default();
         pages.store(8 * 4096 + 0x20, [0xff; 8]);
         pages.clear(8);

@@ -119,7 +119,7 @@ impl Driver {
             mapped_doorbells: true,
             ..spec(link)
         });
-        let (pages, _) = MappedPages::new().unwrap();
+        let (pages, _) = MappedPages::of(MappedPages::memory().unwrap()).unwrap();
         let pages = Arc::new(pages);
         driver.device.map_doorbells(pages.clone());
         (driver.start(), pages)
