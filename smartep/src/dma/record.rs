@@ -60,10 +60,12 @@ impl Record {
             _ => true,
         };
         let slot = self.free.pop().unwrap_or(self.end);
-        if kept && state.set_map(slot, map) {
+        let noted = state.set_map(slot, map);
+        if noted {
             self.end = self.end.max(slot + 1);
             self.used.insert(map.address, (slot, map.size));
-        } else {
+        }
+        if !kept || !noted {
             state.set_broken();
         }
     }
