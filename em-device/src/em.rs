@@ -169,7 +169,11 @@ impl Shared {
             program: concat!("em ", env!("CARGO_PKG_VERSION")).into(),
             returns: false,
         };
-        accepted(fabric.call(Request::Hello(hello), &[], HELLO).map_err(failed)?)
+        accepted(
+            fabric
+                .call(Request::Hello(hello), &[], HELLO)
+                .map_err(failed)?,
+        )
     }
 
     /// Looks for an OM that took the place of the one that is gone, as long as there are guests.

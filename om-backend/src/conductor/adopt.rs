@@ -85,11 +85,7 @@ impl Conductor {
                 .try_clone()
                 .and_then(|shadow| Ok(vec![shadow, keeper?]))
                 .map_err(|e| e.to_string())?;
-            session.order(
-                Subject::Adopt(id),
-                Request::Adopt { function: id },
-                fds,
-            );
+            session.order(Subject::Adopt(id), Request::Adopt { function: id }, fds);
         }
         log::info!("EM {} is adopted", e.name);
         Ok(())

@@ -260,6 +260,12 @@ impl Conductor {
 
     /// The wires of EMs that did not come back in time.
     fn end_grace(&mut self, now: Instant) {
+        for (em, e) in self.ems.iter().enumerate() {
+            // On a busy host a process takes its time to start; one that ends instead is not waited for.
+            if e.is_starting() {
+                self.wiring.wait_for(em, now);
+            }
+        }
         let orders = self.wiring.end_grace(now);
         if !orders.is_empty() {
             self.give(orders);

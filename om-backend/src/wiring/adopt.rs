@@ -10,7 +10,9 @@ impl Wiring {
     pub fn expect_all(&mut self, now: Instant) {
         self.away = self.places.iter().map(|place| (place.em, now)).collect();
         // Away from the ids that they have.
-        let since = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        let since = std::time::SystemTime::UNIX_EPOCH
+            .elapsed()
+            .unwrap_or_default();
         self.next = 1 + (since.as_secs() as u32 % (1 << 19)) * 4096;
     }
 
@@ -23,7 +25,10 @@ impl Wiring {
         let (cargo, peer) = match &kind {
             LinkKind::Shm { peer, .. } => {
                 let peer = self.places.iter().position(|place| place.name == *peer);
-                (Cargo::Frames, Some(peer.ok_or("its peer does not exist")? as u32))
+                (
+                    Cargo::Frames,
+                    Some(peer.ok_or("its peer does not exist")? as u32),
+                )
             }
             LinkKind::Rdma { peer_function, .. } => (Cargo::Rdma, Some(*peer_function)),
             _ => (Cargo::Frames, None),

@@ -209,6 +209,13 @@ impl Wiring {
         self.remove(|end| end.em == em && end.cargo == Cargo::Rdma)
     }
 
+    /// The successor of a lost EM is on its way at `now`: its time begins anew.
+    pub fn wait_for(&mut self, em: usize, now: Instant) {
+        if let Some(since) = self.away.get_mut(&em) {
+            *since = now;
+        }
+    }
+
     /// Lost EMs whose time is over by `now` are gone.
     pub fn end_grace(&mut self, now: Instant) -> Vec<Order> {
         let over: Vec<usize> = self
@@ -280,7 +287,9 @@ impl Wiring {
                 Destination::Function { end, function } => match self.ends.get(&end) {
                     Some(end) => attached(end),
                     // Of an EM that has not returned yet.
-                    None => self.place(function).is_some_and(|p| self.away.contains_key(&p.em)),
+                    None => self
+                        .place(function)
+                        .is_some_and(|p| self.away.contains_key(&p.em)),
                 },
                 Destination::Port => true,
                 Destination::Capture => false,

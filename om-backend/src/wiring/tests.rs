@@ -310,7 +310,9 @@ fn a_lost_em_that_does_not_return_in_time_takes_its_wires_along() {
     }
     let start = Instant::now();
     w.em_lost(1, start);
-    assert_eq!(w.end_grace(start + GRACE).len(), 2);
+    w.wait_for(1, start + GRACE / 2);
+    assert!(w.end_grace(start + GRACE).is_empty(), "one is on its way");
+    assert_eq!(w.end_grace(start + GRACE / 2 + GRACE).len(), 2);
     assert!(w.carrier(0) && !w.carrier(1) && w.ends().len() == 2);
     assert_eq!(w.em_up(1).unwrap().len(), 4);
 }

@@ -314,7 +314,10 @@ fn a_side_that_takes_the_place_of_another_goes_on_where_that_one_was_seen_last()
     assert!(a.carrier() && b.carrier());
     send(&mut a, PLAIN, &number(202)).unwrap();
     a.flush();
-    let rest: Vec<Vec<u8>> = take(&mut b, 999).into_iter().map(|(_, bytes)| bytes).collect();
+    let rest: Vec<Vec<u8>> = take(&mut b, 999)
+        .into_iter()
+        .map(|(_, bytes)| bytes)
+        .collect();
     let wanted: Vec<Vec<u8>> = (50..200).chain([202]).map(number).collect();
     assert!(rest == wanted, "{} frames", rest.len());
     assert_eq!(take(&mut a, 9), [(PLAIN, number(1))]);
@@ -330,7 +333,10 @@ fn a_wire_whose_positions_make_no_sense_is_not_attached_to() {
         for side in 0..2 {
             let copy = memory.try_clone().unwrap();
             let port = ShmPort::attach("bad", side, copy, bell(), bell());
-            assert!(matches!(port, Err(AttachError::Corrupt(_))), "{tail} {head}");
+            assert!(
+                matches!(port, Err(AttachError::Corrupt(_))),
+                "{tail} {head}"
+            );
         }
     }
 }
