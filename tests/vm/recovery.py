@@ -43,7 +43,7 @@ def start_streams(ctx, seconds):
 def gaps(client, kills):
     """The longest pauses between two answers to the ping, in ms, as many as there were kills."""
     times = [float(t) for t in re.findall(r"\[(\d+\.\d+)\] \d+ bytes", client.must("cat /tmp/ping.log", 60))]
-    assert len(times) > 100, f"only {len(times)} answers"
+    assert len(times) >= 20, f"only {len(times)} answers"
     return sorted((1000 * (b - a) for a, b in zip(times, times[1:])), reverse=True)[:kills]
 
 

@@ -51,7 +51,7 @@ impl Conductor {
                 continue;
             };
             if place.socket().is_none() {
-                match PathListener::bind(&place.path().to_owned()) {
+                match PathListener::bind(place.path()) {
                     Ok(listener) => *place = listener,
                     Err(e) => log::error!("{e}"),
                 }
