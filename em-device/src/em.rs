@@ -1,8 +1,9 @@
 //! The Execution Module as a whole: what the OM asks of it.
 
-use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use dot_iommu::{DotError, HostMapping};
 use m2m_fabric::proto::{
     EmStats, Event, FunctionSpec, Hello, LinkKind, LinkSpec, RdmaRequest, Reply, Request,
 };
-use m2m_fabric::{FabricError, Handler, local};
+use m2m_fabric::{Fabric, FabricError, Handler, local};
 use thiserror::Error;
 
 use crate::control::OmLink;
@@ -23,6 +24,8 @@ use crate::worker::Handle;
 
 /// How long the OM may take to answer the hello.
 const HELLO: Duration = Duration::from_secs(5);
+/// How often an EM without an OM looks for another.
+const RETURN: Duration = Duration::from_millis(100);
 
 /// Why an EM cannot work.
 #[derive(Debug, Error)]
@@ -72,9 +75,13 @@ impl Em {
     pub fn start(settings: &Settings) -> Result<Self, EmError> {
         let handle = Handle::start(settings.poll)?;
         let shared = Arc::new(Shared {
+            settings: settings.clone(),
             worker: handle,
             om: Arc::default(),
             functions: Mutex::default(),
+            links: Mutex::default(),
+            returning: Mutex::default(),
+            looking: AtomicBool::new(false),
             phase: Mutex::new(Phase::Serving),
             changed: Condvar::new(),
         });
@@ -127,10 +134,23 @@ enum Phase {
     Stop,
 }
 
+/// An OM that is about to adopt this EM.
+struct Returning {
+    fabric: Arc<dyn Fabric>,
+    /// Functions that it has not adopted yet.
+    missing: BTreeSet<u32>,
+}
+
 struct Shared {
+    settings: Settings,
     worker: Handle,
     om: Arc<OmLink>,
     functions: Mutex<BTreeMap<u32, Endpoint>>,
+    /// Wires with copies of what came with them, for another OM.
+    links: Mutex<BTreeMap<u32, (LinkSpec, Vec<OwnedFd>)>>,
+    returning: Mutex<Option<Returning>>,
+    /// Whether a thread looks for another OM.
+    looking: AtomicBool,
     phase: Mutex<Phase>,
     changed: Condvar,
 }
@@ -147,17 +167,97 @@ impl Shared {
             em: name.into(),
             pid: std::process::id(),
             program: concat!("em ", env!("CARGO_PKG_VERSION")).into(),
+            returns: false,
         };
-        match fabric
-            .call(Request::Hello(hello), &[], HELLO)
-            .map_err(failed)?
-        {
-            Reply::Ok => Ok(()),
-            Reply::Failed(why) => Err(EmError::Refused(why)),
-            Reply::Stats(_) | Reply::Path(_) => {
-                Err(EmError::Refused("it answers something else".into()))
+        accepted(
+            fabric
+                .call(Request::Hello(hello), &[], HELLO)
+                .map_err(failed)?,
+        )
+    }
+
+    /// Looks for an OM that took the place of the one that is gone, as long as there are guests.
+    fn look_for_another(self: &Arc<Self>) {
+        // A connection that a look made and that was refused ends here too.
+        if self.looking.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let shared = self.clone();
+        let spawned = std::thread::Builder::new()
+            .name("return".into())
+            .spawn(move || {
+                while *lock(&shared.phase) == Phase::Orphan {
+                    std::thread::sleep(RETURN);
+                    let waits = lock(&shared.returning).is_some();
+                    if let Some(Err(why)) = (!waits).then(|| shared.return_to_om()) {
+                        lock(&shared.returning).take();
+                        log::debug!("no OM takes this EM: {why}");
+                    }
+                }
+                shared.looking.store(false, Ordering::Release);
+            });
+        if let Err(error) = spawned {
+            log::error!("no thread to look for an OM: {error}");
+        }
+    }
+
+    /// Gives everything back that an OM has to know. The OM then adopts the functions.
+    fn return_to_om(self: &Arc<Self>) -> Result<(), EmError> {
+        let Settings { om: path, name, .. } = &self.settings;
+        let failed = |source| EmError::Om {
+            path: path.into(),
+            source,
+        };
+        let fabric = local::connect(path, Arc::new(FromOm(self.clone()))).map_err(failed)?;
+        let hello = Hello {
+            em: name.clone(),
+            pid: std::process::id(),
+            program: concat!("em ", env!("CARGO_PKG_VERSION")).into(),
+            returns: true,
+        };
+        let call = |request, fds: &[BorrowedFd<'_>]| {
+            accepted(fabric.call(request, fds, HELLO).map_err(failed)?)
+        };
+        call(Request::Hello(hello), &[])?;
+        // Until all functions are adopted, what guests write waits.
+        *lock(&self.returning) = Some(Returning {
+            fabric: fabric.clone(),
+            missing: lock(&self.functions).keys().copied().collect(),
+        });
+        for (&function, endpoint) in &*lock(&self.functions) {
+            let state = endpoint.state();
+            let [listener, shadow] = endpoint.belongings();
+            let request = Request::ReturnFunction { function, state };
+            call(request, &[listener.as_fd(), shadow.as_fd()])?;
+        }
+        for (link, fds) in lock(&self.links).values() {
+            let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+            call(Request::ReturnLink(link.clone()), &fds)?;
+        }
+        call(Request::Returned, &[])
+    }
+
+    /// An OM took a function over that was returned.
+    fn adopted(&self, id: u32, fds: Vec<OwnedFd>) -> Result<(), String> {
+        let [shadow, keeper] = <[OwnedFd; 2]>::try_from(fds)
+            .map_err(|fds| format!("an adoption is 2 descriptors, not {}", fds.len()))?;
+        let functions = lock(&self.functions);
+        let endpoint = functions
+            .get(&id)
+            .ok_or_else(|| format!("there is no function {id}"))?;
+        endpoint.adopted(shadow, keeper)?;
+        let mut returning = lock(&self.returning);
+        if let Some(state) = returning.as_mut() {
+            state.missing.remove(&id);
+            if state.missing.is_empty() {
+                self.om.set(Some(state.fabric.clone()));
+                *returning = None;
+                self.set_phase(Phase::Serving);
+                log::info!("another OM has adopted this EM");
+                functions.values().for_each(Endpoint::config_changed);
             }
         }
+        Ok(())
     }
 
     fn set_phase(&self, phase: Phase) {
@@ -204,6 +304,14 @@ impl Shared {
     }
 
     fn add_link(&self, spec: LinkSpec, fds: Vec<OwnedFd>) -> Result<(), String> {
+        let copies: std::io::Result<Vec<_>> = fds.iter().map(OwnedFd::try_clone).collect();
+        let copies = copies.map_err(|e| e.to_string())?;
+        self.open_link(spec.clone(), fds)?;
+        lock(&self.links).insert(spec.id, (spec, copies));
+        Ok(())
+    }
+
+    fn open_link(&self, spec: LinkSpec, fds: Vec<OwnedFd>) -> Result<(), String> {
         if let LinkKind::Rdma {
             side,
             peer,
@@ -251,6 +359,7 @@ impl Shared {
     }
 
     fn remove_link(&self, id: u32) -> Result<(), String> {
+        lock(&self.links).remove(&id);
         let removed = self.worker.run(move |state| {
             let mut net = state.functions.values_mut().map(|f| &mut f.links);
             net.any(|links| links.remove(id))
@@ -344,7 +453,11 @@ impl Handler for FromOm {
                 Ok(())
             }
             Request::Rdma(request) => em.rdma(request, fds),
-            Request::Hello(_) => Err("an EM has no EMs".into()),
+            Request::Adopt { function } => em.adopted(function, fds),
+            Request::Hello(_)
+            | Request::ReturnFunction { .. }
+            | Request::ReturnLink(_)
+            | Request::Returned => Err("an EM has no EMs".into()),
         };
         match done {
             Ok(()) => Reply::Ok,
@@ -373,12 +486,25 @@ impl Handler for FromOm {
     }
 
     fn down(&self, reason: &FabricError) {
-        log::warn!("the OM is gone ({reason}); guests are served until they leave");
+        log::warn!("the OM is gone ({reason}); guests are served, and another OM is looked for");
+        lock(&self.0.returning).take();
         self.0.set_phase(Phase::Orphan);
+        self.0.look_for_another();
     }
 
     fn heartbeat(&self) -> (u64, bool) {
         self.0.worker.progress()
+    }
+}
+
+/// An answer that can only be yes or no.
+fn accepted(reply: Reply) -> Result<(), EmError> {
+    match reply {
+        Reply::Ok => Ok(()),
+        Reply::Failed(why) => Err(EmError::Refused(why)),
+        Reply::Stats(_) | Reply::Path(_) => {
+            Err(EmError::Refused("it answers something else".into()))
+        }
     }
 }
 

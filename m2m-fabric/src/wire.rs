@@ -218,7 +218,15 @@ mod tests {
             any::<u32>().prop_map(|window_bytes| Frame::Greeting(Greeting { window_bytes })),
             (any::<u32>(), text, any::<u32>()).prop_map(|(id, em, pid)| {
                 let program = String::new();
-                Frame::Request(id, Request::Hello(Hello { em, pid, program }))
+                Frame::Request(
+                    id,
+                    Request::Hello(Hello {
+                        em,
+                        pid,
+                        program,
+                        returns: pid % 2 == 0,
+                    }),
+                )
             }),
             (any::<u32>(), any::<u32>(), text).prop_map(|(id, link, name)| {
                 Frame::Request(

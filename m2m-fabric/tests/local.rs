@@ -145,6 +145,7 @@ fn hello(name: &str) -> Request {
         em: name.into(),
         pid: 0,
         program: String::new(),
+        returns: false,
     })
 }
 

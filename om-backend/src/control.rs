@@ -6,7 +6,7 @@ use crate::presentation::Presentation;
 use m2m_fabric::proto::FunctionSpec;
 use smartep::config::{ConfigError, ConfigState};
 use smartep::model::{ControlRegisters, LocalControl};
-use smartep::shadow::{ShadowError, ShadowWriter};
+use smartep::shadow::{ShadowError, ShadowReader, ShadowWriter};
 use smartep::{CONFIG_REGION, ControlSide};
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -98,6 +98,11 @@ impl FunctionControl {
         self.lock().reset().to_bits()
     }
 
+    /// Takes what a former OM presented; `false` when it presented nothing.
+    pub fn restore(&self, former: &ShadowReader) -> bool {
+        self.lock().restore(former)
+    }
+
     /// Makes the link status `up` or not; `true` if it was otherwise.
     pub fn set_link(&self, up: bool) -> bool {
         let Some((region, offset)) = self.link_status else {
@@ -144,7 +149,6 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::presentation;
-    use smartep::shadow::ShadowReader;
 
     fn control() -> (FunctionControl, ShadowReader) {
         let config = Config::parse(

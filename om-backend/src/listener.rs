@@ -37,7 +37,7 @@ pub enum ListenError {
 /// path, if it still is its own.
 #[derive(Debug)]
 pub struct PathListener {
-    socket: OwnedFd,
+    socket: Option<OwnedFd>,
     path: PathBuf,
     /// Device and inode.
     file: (u64, u64),
@@ -65,21 +65,35 @@ impl PathListener {
         let file = identity(path).map_err(io)?;
         rustix::net::listen(&socket, BACKLOG).map_err(io)?;
         Ok(Self {
-            socket,
+            socket: Some(socket),
             path: path.to_owned(),
             file,
         })
     }
 
+    /// Nobody listens for this OM yet, but the EM of a former one may do so at `path`, and return what it has.
+    pub fn of_another(path: &Path) -> Self {
+        Self {
+            socket: None,
+            path: path.to_owned(),
+            file: (0, 0),
+        }
+    }
+
+    /// Takes the socket that listens at the path, as its EM returned it.
+    pub fn adopt(&mut self, socket: OwnedFd) {
+        self.file = identity(&self.path).unwrap_or_default();
+        self.socket = Some(socket);
+    }
+
+    /// The socket, if this OM has one.
+    pub fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
+    }
+
     /// Where it listens.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-}
-
-impl AsFd for PathListener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 }
 

@@ -80,7 +80,8 @@ impl Om {
     pub fn start(config: Config) -> Result<Self, StartError> {
         make_run_dir(&config.run_dir)?;
         let em_binary = em_binary(&config)?;
-        let (functions, listeners) = functions(&config)?;
+        let orphans = was_killed(&config);
+        let (functions, listeners) = functions(&config, orphans)?;
         let m2m = Arc::new(LocalListener::bind(config.m2m_socket())?);
         let (sender, messages) = channel();
         let northbound = Server::start(&config.dpuctl_socket(), sender.clone())?;
@@ -99,6 +100,10 @@ impl Om {
             messages,
             sender.clone(),
         );
+        let conductor = match orphans {
+            true => conductor.waiting_for_orphans(),
+            false => conductor,
+        };
         let mut om = Self {
             config,
             sender,
@@ -184,8 +189,19 @@ fn em_binary(config: &Config) -> Result<PathBuf, StartError> {
     }
 }
 
-/// The functions and, in the same order, the sockets for their VMMs.
-fn functions(config: &Config) -> Result<(Vec<Arc<Function>>, Vec<PathListener>), StartError> {
+/// Whether a former OM on the same folder ended without a word: its socket is there, and nobody listens. Its EMs may
+/// live.
+fn was_killed(config: &Config) -> bool {
+    let path = config.m2m_socket();
+    path.exists() && LocalListener::is_stale(&path)
+}
+
+/// The functions and, in the same order, the sockets for their VMMs. With `orphans`, a path in use is taken for that
+/// of an EM which will return.
+fn functions(
+    config: &Config,
+    orphans: bool,
+) -> Result<(Vec<Arc<Function>>, Vec<PathListener>), StartError> {
     let all = config
         .ems
         .iter()
@@ -200,7 +216,10 @@ fn functions(config: &Config) -> Result<(Vec<Arc<Function>>, Vec<PathListener>),
                 function: f.name.clone(),
                 source,
             })?;
-        listeners.push(PathListener::bind(&f.socket)?);
+        listeners.push(match PathListener::bind(&f.socket) {
+            Err(ListenError::InUse(path)) if orphans => PathListener::of_another(&path),
+            other => other?,
+        });
         functions.push(Arc::new(Function::new(
             f.clone(),
             em,

@@ -3,7 +3,7 @@
 use crate::conductor::Message;
 use crate::function::{Function, Life};
 use crate::supervisor::progress::Progress;
-use m2m_fabric::proto::{ControlAddress, Event, Hello, RdmaRequest, Reply, Request};
+use m2m_fabric::proto::{ControlAddress, Event, Hello, Reply, Request};
 use m2m_fabric::{Fabric, FabricError, Handler, PeerInfo};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 /// How long an EM waits for the OM's thread to say whether it is welcome.
 const HELLO_ANSWER: Duration = Duration::from_secs(4);
 
-/// How long an EM waits for what the OM's thread says about RDMA.
-const RDMA_ANSWER: Duration = Duration::from_secs(4);
+/// How long an EM waits for what the OM's thread says to its requests.
+const REQUEST_ANSWER: Duration = Duration::from_secs(4);
 
 /// Register reads that nothing answers, as on PCI.
 const ALL_ONES: u32 = u32::MAX;
@@ -161,20 +161,15 @@ impl Peer {
         answered.recv_timeout(HELLO_ANSWER).map_err(stopping)?
     }
 
-    fn rdma(&self, request: RdmaRequest, fds: Vec<OwnedFd>) -> Reply {
+    /// Asks the OM's thread, which gets `message` of EM, connection and where the answer goes.
+    fn ask(&self, message: impl FnOnce(usize, u64, SyncSender<Reply>) -> Message) -> Reply {
         let Some(binding) = self.bound() else {
             return Reply::Failed("this connection is not that of an EM".to_owned());
         };
         let (answer, answered) = sync_channel(1);
-        let message = Message::Rdma {
-            em: binding.em,
-            epoch: binding.epoch,
-            request,
-            fds,
-            answer,
-        };
+        let message = message(binding.em, binding.epoch, answer);
         let sent = self.conductor.send(message).ok();
-        sent.and_then(|()| answered.recv_timeout(RDMA_ANSWER).ok())
+        sent.and_then(|()| answered.recv_timeout(REQUEST_ANSWER).ok())
             .unwrap_or_else(|| Reply::Failed("the OM is stopping or busy".to_owned()))
     }
 }
@@ -185,7 +180,22 @@ pub struct PeerHandler(pub Arc<Peer>);
 impl Handler for PeerHandler {
     fn request(&self, request: Request, fds: Vec<OwnedFd>) -> Reply {
         match request {
-            Request::Rdma(request) => self.0.rdma(request, fds),
+            Request::Rdma(request) => self.0.ask(|em, epoch, answer| Message::Rdma {
+                em,
+                epoch,
+                request,
+                fds,
+                answer,
+            }),
+            Request::ReturnFunction { .. } | Request::ReturnLink(_) | Request::Returned => {
+                self.0.ask(|em, epoch, answer| Message::Return {
+                    em,
+                    epoch,
+                    request,
+                    fds,
+                    answer,
+                })
+            }
             Request::Hello(hello) => match self.0.hello(hello) {
                 Ok(()) => Reply::Ok,
                 Err(reason) => Reply::Failed(reason),

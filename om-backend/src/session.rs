@@ -22,6 +22,8 @@ pub enum Subject {
     AddLink(u32),
     /// A function was told that its wires are there.
     Wired,
+    /// A function that was returned was adopted.
+    Adopt(u32),
     /// A wire was to be left.
     RemoveLink(u32),
     /// The EM was told something about RDMA.

@@ -195,6 +195,14 @@ impl<'a> Receiver<'a> {
         }
     }
 
+    /// Whether the socket holds nothing that could be shown.
+    pub(crate) fn is_empty(&self) -> bool {
+        let mut byte = [0];
+        let mut fds = Vec::new();
+        let seen = self.receive(&mut byte, RecvFlags::PEEK, &mut fds);
+        matches!(seen, Err(ConnError::System(Errno::AGAIN)))
+    }
+
     /// The message that was shown is dealt with: takes it out of the socket.
     pub(crate) fn done(&mut self) -> Result<(), ConnError> {
         let mut bytes = [0; 4096];

@@ -2,8 +2,8 @@
 
 use log::warn;
 
-use crate::config::{ConfigSpace, ConfigState};
-use crate::shadow::{ShadowWindow, ShadowWriter};
+use crate::config::{CONFIG_SIZE, ConfigSpace, ConfigState};
+use crate::shadow::{ShadowReader, ShadowWindow, ShadowWriter};
 use crate::{CONFIG_REGION, ControlSide};
 
 /// Control registers outside configuration space. A guest reads them; writes are dropped.
@@ -53,6 +53,17 @@ impl LocalControl {
             });
         let found = place.map(|bytes| bytes.copy_from_slice(data)).is_some();
         self.publish();
+        found
+    }
+
+    /// Takes configuration space as another process presented it.
+    pub fn restore(&mut self, former: &ShadowReader) -> bool {
+        let mut bytes = [0; CONFIG_SIZE];
+        let found = former.read(CONFIG_REGION, 0, &mut bytes);
+        if found {
+            self.config.restore(&bytes);
+            self.publish();
+        }
         found
     }
 
@@ -119,7 +130,6 @@ impl ControlSide for LocalControl {
 mod tests {
     use super::*;
     use crate::config::ConfigBuilder;
-    use crate::shadow::ShadowReader;
 
     #[test]
     fn every_change_reaches_the_shadow() {

@@ -109,19 +109,7 @@ impl Dpu {
         let directory = TempDir::with_prefix("distdpu-test-")?;
         let file = directory.path().join("distdpu.toml");
         std::fs::write(&file, text(directory.path()))?;
-        let log = File::create(directory.path().join("om.log"))?;
-        let om = Command::new(program("om")?)
-            .arg("--config")
-            .arg(&file)
-            .env(
-                "RUST_LOG",
-                std::env::var("RUST_LOG").unwrap_or_else(|_| "info".into()),
-            )
-            .envs(env.iter().copied())
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()?;
+        let om = start_om(directory.path(), env)?;
         let mut dpu = Self {
             directory,
             om,
@@ -129,6 +117,25 @@ impl Dpu {
         };
         dpu.wait_up()?;
         Ok(dpu)
+    }
+
+    /// Ends the OM as abruptly as can be; its EMs stay.
+    ///
+    /// # Errors
+    /// The system refused.
+    pub fn kill_om(&mut self) -> Result<()> {
+        self.om.kill()?;
+        self.om.wait()?;
+        Ok(())
+    }
+
+    /// Starts an OM on the files of the one that was killed.
+    ///
+    /// # Errors
+    /// It did not come up.
+    pub fn start_another_om(&mut self) -> Result<()> {
+        self.om = start_om(self.directory.path(), &[])?;
+        self.wait_up()
     }
 
     /// Waits until every function waits for its VMM or has one.
@@ -294,6 +301,24 @@ impl Drop for Dpu {
             let _ = self.om.wait();
         }
     }
+}
+
+fn start_om(directory: &Path, env: &[(&str, &str)]) -> Result<Child> {
+    let log = File::options()
+        .create(true)
+        .append(true)
+        .open(directory.join("om.log"))?;
+    let level = std::env::var("RUST_LOG").unwrap_or_else(|_| "info".into());
+    let om = Command::new(program("om")?)
+        .arg("--config")
+        .arg(directory.join("distdpu.toml"))
+        .env("RUST_LOG", level)
+        .envs(env.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()?;
+    Ok(om)
 }
 
 /// The OM's file for functions `net0`…, each in its EM.

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use dot_iommu::DotError;
-use m2m_fabric::keeper::{Keeper, Key, Restored};
+use m2m_fabric::keeper::{Keeper, KeeperError, Key, Restored};
 use smartep::keep::{Keep, Kept};
 use smartep::server::Resume;
 use smartep::state::State;
@@ -42,6 +42,13 @@ impl Opened {
 /// The keeper under the names of the endpoint.
 #[derive(Debug, Default)]
 pub(super) struct FunctionKeeper(Keeper);
+
+impl FunctionKeeper {
+    /// Another OM keeps from now on.
+    pub(super) fn move_to(&self, socket: OwnedFd) -> Result<(), KeeperError> {
+        self.0.move_to(socket)
+    }
+}
 
 impl Keep for FunctionKeeper {
     fn keep(&self, what: Kept, fd: BorrowedFd<'_>) -> bool {

@@ -17,13 +17,14 @@ use smartep::irq::Irqs;
 use smartep::route::{Route, RouteError, RouteTable, Side};
 use smartep::server::{Server, StopFd};
 use smartep::shadow::{ShadowError, ShadowReader};
-use smartep::state::StateError;
+use smartep::state::{State, StateError};
 use thiserror::Error;
 
 use crate::control::{OmLink, RemoteControl};
 use crate::rdma::front::mlx5::MappedPages;
 use crate::virtio::pci_access;
 use crate::worker::Handle;
+use kept::FunctionKeeper;
 use net::VirtioData;
 use rdma::RdmaData;
 
@@ -67,6 +68,8 @@ trait FunctionData: DataSide {
     fn shadow_changed(&self);
     /// Whether a VMM is connected.
     fn is_connected(&self) -> bool;
+    /// Where it is in its life.
+    fn state(&self) -> FunctionState;
     /// Takes the function off the data path.
     fn leave(&self);
 }
@@ -76,6 +79,11 @@ pub struct Endpoint {
     seat: Seat,
     table: Arc<DotTable>,
     data: Arc<dyn FunctionData>,
+    keeper: Arc<FunctionKeeper>,
+    state: Arc<State>,
+    reader: Arc<ShadowReader>,
+    /// The listening socket and the shadow, for another OM.
+    belongings: [OwnedFd; 2],
     stop: StopFd,
     thread: Option<JoinHandle<()>>,
 }
@@ -99,6 +107,7 @@ impl Endpoint {
     ) -> Result<Self, EndpointError> {
         let id = spec.id;
         let mut kept = kept::open(id, keeper)?;
+        let belongings = [listener.try_clone()?, shadow.try_clone()?];
         let routes = spec.control.iter().map(|w| Route {
             region: w.region,
             start: w.offset,
@@ -149,6 +158,8 @@ impl Endpoint {
                 (data.clone(), data)
             }
         };
+        let (keeper, reader) = (kept.keeper.clone(), shadow.clone());
+        let state = kept.state.clone();
         let control = Box::new(RemoteControl::new(id, shadow, seat.om.clone(), overlay));
         let mut server =
             Server::new(info, table.clone(), irqs, control, side).kept(kept.state, kept.keeper);
@@ -176,6 +187,10 @@ impl Endpoint {
             seat,
             table,
             data,
+            keeper,
+            state,
+            reader,
+            belongings,
             stop,
             thread: Some(thread),
         })
@@ -189,6 +204,27 @@ impl Endpoint {
     /// Whether a VMM is connected.
     pub fn is_connected(&self) -> bool {
         self.data.is_connected()
+    }
+
+    /// Where the function is in its life.
+    pub fn state(&self) -> FunctionState {
+        self.data.state()
+    }
+
+    /// The listening socket and the shadow.
+    pub fn belongings(&self) -> &[OwnedFd; 2] {
+        &self.belongings
+    }
+
+    /// Another OM presents and keeps the function from now on.
+    ///
+    /// # Errors
+    /// Why not, in a sentence.
+    pub fn adopted(&self, shadow: OwnedFd, keeper: OwnedFd) -> Result<(), String> {
+        self.reader.replace(&shadow).map_err(|e| e.to_string())?;
+        self.keeper.move_to(keeper).map_err(|e| e.to_string())?;
+        self.state.set_whole();
+        Ok(())
     }
 
     /// Ranges and bytes of guest memory that are mapped.

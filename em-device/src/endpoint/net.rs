@@ -247,6 +247,18 @@ impl FunctionData for VirtioData {
         *lock(&self.connected)
     }
 
+    fn state(&self) -> FunctionState {
+        if !self.is_connected() {
+            FunctionState::Waiting
+        } else if self.signals.needs_reset() {
+            FunctionState::NeedsReset
+        } else if lock(&self.common).is_running() {
+            FunctionState::Running
+        } else {
+            FunctionState::Connected
+        }
+    }
+
     fn leave(&self) {
         let id = self.seat.id;
         self.seat

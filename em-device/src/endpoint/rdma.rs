@@ -368,6 +368,14 @@ impl FunctionData for RdmaData {
         *lock(&self.connected)
     }
 
+    fn state(&self) -> FunctionState {
+        match (*lock(&self.connected), *lock(&self.running)) {
+            (false, _) => FunctionState::Waiting,
+            (true, false) => FunctionState::Connected,
+            (true, true) => FunctionState::Running,
+        }
+    }
+
     fn leave(&self) {
         let id = self.seat.id;
         self.seat.worker.run(move |state| state.rdma.remove(&id));

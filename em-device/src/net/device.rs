@@ -81,6 +81,8 @@ pub struct NetDevice {
     link_up: bool,
     /// Some ring is not in mapped memory at present.
     stalled: bool,
+    /// Whether all wires were given.
+    wired: bool,
     /// Until when it waits for its wires.
     unwired: Option<Instant>,
     /// Where settings are noted for the next process.
@@ -125,6 +127,7 @@ impl NetDevice {
             bus_master: false,
             link_up: false,
             stalled: false,
+            wired: false,
             unwired: None,
             state: None,
             pool: Pool::default(),
@@ -162,7 +165,8 @@ impl NetDevice {
             let mac = session.settings.filter.mac;
             self.mac.set((mac != self.spec.mac).then_some(mac));
         }
-        self.unwired = Some(Instant::now() + WIRING);
+        // They may have come before this.
+        self.unwired = (!self.wired).then(|| Instant::now() + WIRING);
         // Some may have been due.
         for queue in self.queues.iter_mut().filter(|queue| queue.is_enabled()) {
             queue.count_interrupt();
@@ -172,6 +176,7 @@ impl NetDevice {
 
     /// All wires are there.
     pub fn wired(&mut self) {
+        self.wired = true;
         self.unwired = None;
     }
 

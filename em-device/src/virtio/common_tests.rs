@@ -231,3 +231,37 @@ fn every_access_of_every_shape_is_survived() {
         }
     }
 }
+
+#[test]
+fn another_process_goes_on_with_the_registers_of_a_device_of_the_same_shape() {
+    let mut c = registers();
+    assert!(negotiate(&mut c, feature::VERSION_1 | 1));
+    c.write(0x10, &2u16.to_le_bytes());
+    c.write(0x16, &1u16.to_le_bytes());
+    c.write(0x18, &64u16.to_le_bytes());
+    c.write(0x1a, &3u16.to_le_bytes());
+    for (at, address) in [(0x20, 0x1000u64), (0x28, 0x2000), (0x30, 0x3000)] {
+        c.write(at, &address.to_le_bytes());
+    }
+    c.write(0x1c, &[1, 0]);
+    c.write(0x14, &[15]);
+    let saved = c.save();
+    let mut next = registers();
+    assert!(next.restore(&saved) && next.is_running());
+    let image = |c: &CommonConfig| {
+        let mut bytes = [0; COMMON_BYTES];
+        c.read(0, &mut bytes);
+        bytes
+    };
+    assert_eq!(image(&next), image(&c));
+    assert_eq!(next.write(0x14, &[15]), Action::None, "it runs already");
+    let mut other = saved.clone();
+    other.queues.pop();
+    assert!(!registers().restore(&other));
+    let mut other = saved.clone();
+    other.queues[0].0.size = 512;
+    assert!(!registers().restore(&other));
+    let mut other = saved;
+    other.driver_features |= 1 << 40;
+    assert!(!registers().restore(&other));
+}

@@ -135,6 +135,16 @@ fn identity(stat: &Stat) -> (u64, u64) {
     (stat.st_dev, stat.st_ino)
 }
 
+impl LocalListener {
+    /// Whether a listener at `path` died and left its socket.
+    pub fn is_stale(path: &Path) -> bool {
+        let Ok((socket, address)) = new_socket().and_then(|s| Ok((s, address(path)?))) else {
+            return false;
+        };
+        rustix::net::connect(socket, &address) == Err(Errno::CONNREFUSED)
+    }
+}
+
 /// Removes the socket of a listener that died.
 fn remove_stale(path: &Path) -> Result<(), FabricError> {
     let stat = match rustix::fs::lstat(path) {

@@ -29,6 +29,8 @@ pub struct Hello {
     pub pid: u32,
     /// Version string of the program, for people.
     pub program: String,
+    /// It lost its OM while it served clients, and returns with its functions to whoever took that OM's place.
+    pub returns: bool,
 }
 
 /// What one side asks of the other; every request is answered by one [`Reply`].
@@ -60,6 +62,24 @@ pub enum Request {
     },
     /// OM → EM: the counters, now.
     Stats,
+    /// EM → OM: a function that the EM serves, when it returns. Two descriptors ride along: the listening socket and
+    /// the former OM's shadow.
+    ReturnFunction {
+        /// Id from [`FunctionSpec::id`].
+        function: u32,
+        /// Where it is in its life.
+        state: FunctionState,
+    },
+    /// EM → OM: a wire that the EM has, when it returns. Descriptors by [`LinkKind`].
+    ReturnLink(LinkSpec),
+    /// EM → OM: that was all.
+    Returned,
+    /// OM → EM: a function that was returned is this OM's now. Two descriptors ride along: the memfd of the shadow and
+    /// the socket of the keeper.
+    Adopt {
+        /// Id from [`FunctionSpec::id`].
+        function: u32,
+    },
     /// About RDMA.
     Rdma(RdmaRequest),
     /// OM → EM: stop all functions in order and exit with status 0.

@@ -2,6 +2,7 @@
 
 use super::{Conductor, Message};
 use crate::function::{Function, Life};
+use crate::listener::PathListener;
 use crate::peer::{Binding, Introduction};
 use crate::session::Session;
 use crate::supervisor::process::{Process, describe_exit};
@@ -12,6 +13,7 @@ use std::time::Instant;
 
 impl Conductor {
     pub(super) fn start(&mut self, em: usize) {
+        self.listen_for(em);
         let Some(e) = self.ems.get_mut(em) else {
             return;
         };
@@ -41,6 +43,22 @@ impl Conductor {
         }
     }
 
+    /// Listens where an EM of a former OM did that has not returned.
+    fn listen_for(&mut self, em: usize) {
+        let functions = self.ems.get(em).map(|e| e.functions.clone());
+        for id in functions.unwrap_or_default() {
+            let Some(place) = self.listeners.get_mut(id as usize) else {
+                continue;
+            };
+            if place.socket().is_none() {
+                match PathListener::bind(place.path()) {
+                    Ok(listener) => *place = listener,
+                    Err(e) => log::error!("{e}"),
+                }
+            }
+        }
+    }
+
     pub(super) fn start_those_due(&mut self, now: Instant) {
         for em in 0..self.ems.len() {
             let due = self
@@ -48,7 +66,8 @@ impl Conductor {
                 .get_mut(em)
                 .filter(|e| e.restart_at.is_some_and(|at| at <= now));
             if let Some(e) = due {
-                e.restarts += 1;
+                // One that another OM left and that did not return was never started here.
+                e.restarts += u64::from(e.reason.is_some());
                 self.start(em);
             }
         }
@@ -126,6 +145,17 @@ impl Conductor {
         if e.managed {
             match &e.process {
                 Some(process) if process.pid() == info.pid && e.killed_because.is_none() => {}
+                None if hello.returns && info.uid == rustix::process::geteuid().as_raw() => {
+                    let sender = self.sender.clone();
+                    let adopted = Process::adopt(&e.name, info.pid, move |pid, status| {
+                        let _ = sender.send(Message::Exited { em, pid, status });
+                    });
+                    match adopted {
+                        Ok(process) => e.process = Some(process),
+                        Err(error) => return refused(format!("it cannot be watched: {error}")),
+                    }
+                    e.restart_at = None;
+                }
                 _ => {
                     return refused(format!(
                         "the OM starts EM \"{}\" itself; set `managed = false` to start it yourself",
@@ -154,7 +184,7 @@ impl Conductor {
             .collect();
         for function in &functions {
             // A guest that lost its EM keeps what it wrote; what the last guest wrote is that guest's.
-            if !function.vault.has_connection() {
+            if !hello.returns && !function.vault.has_connection() {
                 function.control.reset();
             }
         }
@@ -175,6 +205,10 @@ impl Conductor {
         e.session = Some(session);
         e.since = Instant::now();
         let _ = answer.send(Ok(()));
+        if hello.returns {
+            // It says what it has; see `adopt`.
+            return;
+        }
         for function in &functions {
             self.order_function(em, function);
         }
@@ -226,6 +260,12 @@ impl Conductor {
 
     /// The wires of EMs that did not come back in time.
     fn end_grace(&mut self, now: Instant) {
+        for (em, e) in self.ems.iter().enumerate() {
+            // On a busy host a process takes its time to start; one that ends instead is not waited for.
+            if e.is_starting() {
+                self.wiring.wait_for(em, now);
+            }
+        }
         let orders = self.wiring.end_grace(now);
         if !orders.is_empty() {
             self.give(orders);

@@ -3,6 +3,7 @@
 //! What happens elsewhere comes as a [`Message`]: an EM introduced itself, answered, died; somebody
 //! asks. What may take long (telling an EM, asking it for counters) is done by other threads.
 
+mod adopt;
 mod answers;
 mod life;
 mod orders;
@@ -19,7 +20,7 @@ use crate::supervisor::Supervised;
 use crate::supervisor::awake::Awake;
 use crate::wiring::Wiring;
 use m2m_fabric::Fabric;
-use m2m_fabric::proto::{RdmaRequest, Reply};
+use m2m_fabric::proto::{RdmaRequest, Reply, Request};
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -63,6 +64,19 @@ pub enum Message {
         epoch: u64,
         /// What it asks.
         request: RdmaRequest,
+        /// What came along.
+        fds: Vec<OwnedFd>,
+        /// Where the answer goes.
+        answer: SyncSender<Reply>,
+    },
+    /// An EM of a former OM returns something.
+    Return {
+        /// The EM.
+        em: usize,
+        /// Its connection.
+        epoch: u64,
+        /// What it returns.
+        request: Request,
         /// What came along.
         fds: Vec<OwnedFd>,
         /// Where the answer goes.
@@ -166,7 +180,8 @@ impl Conductor {
     /// Starts the EMs and runs until [`Message::Stop`].
     pub fn run(mut self) {
         for em in 0..self.ems.len() {
-            if self.ems.get(em).is_some_and(|e| e.managed) {
+            let at_once = |e: &Supervised| e.managed && e.restart_at.is_none();
+            if self.ems.get(em).is_some_and(at_once) {
                 self.start(em);
             }
         }
@@ -226,6 +241,17 @@ impl Conductor {
                 // without an answer the EM hears that its connection does not count any more
                 if self.epoch(em) == Some(epoch) {
                     drop(answer.send(self.rdma_request(em, &request, fds)));
+                }
+            }
+            Message::Return {
+                em,
+                epoch,
+                request,
+                fds,
+                answer,
+            } => {
+                if self.epoch(em) == Some(epoch) {
+                    drop(answer.send(self.returned(em, request, fds)));
                 }
             }
             Message::Exited { em, pid, status } => self.exited(em, pid, &status),

@@ -2,10 +2,10 @@
 
 use super::Conductor;
 use crate::function::Function;
+use crate::listener::PathListener;
 use crate::session::Subject;
 use crate::wiring::Order;
 use m2m_fabric::proto::{Event, Request};
-use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
 impl Conductor {
@@ -13,11 +13,13 @@ impl Conductor {
         let Some(session) = self.ems.get(em).and_then(|e| e.session.as_ref()) else {
             return;
         };
-        let Some(listener) = self.listeners.get(function.id() as usize) else {
-            return;
+        let listener = self.listeners.get(function.id() as usize);
+        let Some(listener) = listener.and_then(PathListener::socket) else {
+            let path = function.config.socket.display();
+            return function.set_fault(Some(format!("another process listens on {path}")));
         };
         let keeper = function.vault.open(&function.config.name);
-        let copies = listener.as_fd().try_clone_to_owned().and_then(|listener| {
+        let copies = listener.try_clone_to_owned().and_then(|listener| {
             let shadow = function.shadow.try_clone()?;
             Ok(vec![listener, shadow, keeper?])
         });
@@ -96,6 +98,14 @@ impl Conductor {
                 }
                 self.wiring.answered(link, result);
                 self.update_links();
+            }
+            Subject::Adopt(id) => {
+                if let Err(reason) = result {
+                    log::error!("EM {name} cannot be adopted: {reason}");
+                    if let Some(function) = self.functions.get(id as usize) {
+                        function.set_fault(Some(reason));
+                    }
+                }
             }
             Subject::Wired => {
                 if let Err(reason) = result {

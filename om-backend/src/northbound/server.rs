@@ -7,7 +7,6 @@ use crate::listener::{ListenError, PathListener};
 use m2m_fabric::proto;
 use serde::Serialize;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -44,7 +43,9 @@ impl Server {
             path: path.to_owned(),
             source,
         };
-        let accepting = UnixListener::from(listener.as_fd().try_clone_to_owned().map_err(io)?);
+        let socket = listener.socket().map(|socket| socket.try_clone_to_owned());
+        let none = || io(std::io::ErrorKind::NotConnected.into());
+        let accepting = UnixListener::from(socket.ok_or_else(none)?.map_err(io)?);
         let stopping = Arc::new(AtomicBool::new(false));
         let stop = stopping.clone();
         let thread = std::thread::Builder::new()
@@ -63,7 +64,9 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::Release);
         // Wakes the thread out of `accept`.
-        let _ = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
+        if let Some(socket) = self.listener.socket() {
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+        }
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -85,6 +85,12 @@ impl Supervised {
         }
     }
 
+    /// Whether its process was started and has not introduced itself yet.
+    pub fn is_starting(&self) -> bool {
+        let ending = self.kill_at.is_some() || self.killed_because.is_some();
+        self.session.is_none() && self.process.is_some() && !ending
+    }
+
     /// Its process id, as far as it is known.
     pub fn pid(&self) -> Option<u32> {
         let connected = self.session.as_ref().map(|s| s.pid).filter(|pid| *pid != 0);

@@ -1,5 +1,6 @@
 //! One EM process.
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
@@ -104,6 +105,30 @@ impl Process {
         Ok(process)
     }
 
+    /// Watches a process that another OM started. `exited` is called from a thread of its own when it ended.
+    ///
+    /// # Errors
+    /// What the system said; there may be no such process.
+    pub fn adopt(
+        name: &str,
+        pid: u32,
+        exited: impl FnOnce(u32, std::io::Result<ExitStatus>) + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let raw = raw.ok_or(rustix::io::Errno::SRCH)?;
+        let pidfd = rustix::process::pidfd_open(raw, PidfdFlags::empty())?;
+        let watched = pidfd.try_clone()?;
+        std::thread::Builder::new()
+            .name(format!("wait-{name}"))
+            .spawn(move || {
+                let mut fds = [PollFd::new(&watched, PollFlags::IN)];
+                while poll(&mut fds, None) == Err(rustix::io::Errno::INTR) {}
+                let unknown = "it was started by another OM";
+                exited(pid, Err(std::io::Error::other(unknown)));
+            })?;
+        Ok(Self { pid, pidfd })
+    }
+
     /// Its process id.
     pub fn pid(&self) -> u32 {
         self.pid
@@ -123,7 +148,7 @@ pub fn describe_exit(status: &std::io::Result<ExitStatus>) -> String {
             (None, Some(signal)) => format!("was ended by signal {signal}"),
             (None, None) => "ended".to_owned(),
         },
-        Err(e) => format!("cannot be waited for: {e}"),
+        Err(e) => format!("ended, with a status that cannot be known: {e}"),
     }
 }
 

@@ -18,6 +18,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+mod adopt;
+
 /// How long the wires of a lost EM wait for its successor.
 pub const GRACE: Duration = Duration::from_secs(2);
 
@@ -175,6 +177,13 @@ impl Wiring {
                 });
             }
         }
+        orders.extend(self.join_missing(em)?);
+        Ok(orders)
+    }
+
+    /// The wires that the functions of an EM should have and have not.
+    fn join_missing(&mut self, em: usize) -> std::io::Result<Vec<Order>> {
+        let mut orders = Vec::new();
         let ids = 0..self.places.len() as u32;
         for a in ids.clone() {
             if self.place(a).is_some_and(|p| p.em == em) {
@@ -198,6 +207,13 @@ impl Wiring {
             self.away.insert(em, now);
         }
         self.remove(|end| end.em == em && end.cargo == Cargo::Rdma)
+    }
+
+    /// The successor of a lost EM is on its way at `now`: its time begins anew.
+    pub fn wait_for(&mut self, em: usize, now: Instant) {
+        if let Some(since) = self.away.get_mut(&em) {
+            *since = now;
+        }
     }
 
     /// Lost EMs whose time is over by `now` are gone.
@@ -231,7 +247,7 @@ impl Wiring {
             .ends
             .iter()
             .filter(|(_, end)| {
-                matches!(end.to, Destination::Function { end, .. } if gone.contains(&end))
+                matches!(end.to, Destination::Function { end, .. } if !self.ends.contains_key(&end))
             })
             .map(|(id, end)| (*id, end.em))
             .collect();
@@ -268,7 +284,13 @@ impl Wiring {
             .values()
             .filter(|end| end.function == function && end.cargo == Cargo::Frames && attached(end))
             .any(|end| match end.to {
-                Destination::Function { end, .. } => self.ends.get(&end).is_some_and(attached),
+                Destination::Function { end, function } => match self.ends.get(&end) {
+                    Some(end) => attached(end),
+                    // Of an EM that has not returned yet.
+                    None => self
+                        .place(function)
+                        .is_some_and(|p| self.away.contains_key(&p.em)),
+                },
                 Destination::Port => true,
                 Destination::Capture => false,
             })
@@ -341,15 +363,22 @@ impl Wiring {
         }
         let frames = first.frames && second.frames;
         let rdma = first.rdma.is_some() && first.rdma == second.rdma;
-        let joined = self.ends.values().any(|end| {
-            let to_b = matches!(end.to, Destination::Function { function, .. } if function == b);
-            end.function == a && end.cargo == Cargo::Frames && to_b
-        });
-        if frames && !joined {
-            self.wire(a, b, Cargo::Frames, orders)?;
-        }
-        if rdma {
-            self.wire(a, b, Cargo::Rdma, orders)?;
+        for (wanted, cargo) in [(frames, Cargo::Frames), (rdma, Cargo::Rdma)] {
+            let ends = [self.end_between(a, b, cargo), self.end_between(b, a, cargo)];
+            match ends {
+                _ if !wanted => {}
+                [None, None] => self.wire(a, b, cargo, orders)?,
+                [Some(_), Some(_)] => {}
+                // The other EM lost its end while there was no OM.
+                [Some(id), None] | [None, Some(id)] if cargo == Cargo::Frames => {
+                    orders.extend(self.complete(id)?);
+                }
+                [Some(link), None] | [None, Some(link)] => {
+                    let em = self.ends.remove(&link).map(|end| end.em);
+                    orders.extend(em.map(|em| Order::Remove { em, link }));
+                    self.wire(a, b, cargo, orders)?;
+                }
+            }
         }
         Ok(())
     }

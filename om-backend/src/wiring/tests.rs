@@ -310,7 +310,74 @@ fn a_lost_em_that_does_not_return_in_time_takes_its_wires_along() {
     }
     let start = Instant::now();
     w.em_lost(1, start);
-    assert_eq!(w.end_grace(start + GRACE).len(), 2);
+    w.wait_for(1, start + GRACE / 2);
+    assert!(w.end_grace(start + GRACE).is_empty(), "one is on its way");
+    assert_eq!(w.end_grace(start + GRACE / 2 + GRACE).len(), 2);
     assert!(w.carrier(0) && !w.carrier(1) && w.ends().len() == 2);
     assert_eq!(w.em_up(1).unwrap().len(), 4);
+}
+
+/// The orders of a first OM for two EMs, as the EMs return them to another.
+fn returned(orders: Vec<Order>) -> Vec<(usize, LinkSpec, Vec<OwnedFd>)> {
+    let all = orders.into_iter().map(|order| match order {
+        Order::Add { em, link, fds } => (em, link, fds),
+        Order::Remove { .. } => panic!("{order:?}"),
+    });
+    all.collect()
+}
+
+#[test]
+fn ems_that_return_keep_their_wires() {
+    let mut first = wiring(&[&[BLUE], &[BLUE]]);
+    first.em_up(0).unwrap();
+    let links = returned(first.em_up(1).unwrap());
+    let mut w = wiring(&[&[BLUE], &[BLUE]]);
+    let start = Instant::now();
+    w.expect_all(start);
+    for (em, link, fds) in links {
+        w.adopt(em, link, fds).unwrap();
+        assert!(w.em_returned(em).unwrap().is_empty());
+        assert!(w.carrier(em as u32), "also before the other returns");
+    }
+    assert!(w.end_grace(start + GRACE).is_empty());
+    assert!(w.carrier(0) && w.carrier(1) && w.ends().len() == 2);
+    // One that is lost later finds the same wire.
+    w.em_lost(1, start);
+    assert_eq!(added(&w.em_up(1).unwrap()).len(), 1);
+}
+
+#[test]
+fn an_em_that_is_new_gets_the_other_end_of_a_wire_that_was_returned() {
+    let mut first = wiring(&[&[BLUE], &[BLUE]]);
+    first.em_up(0).unwrap();
+    let mut links = returned(first.em_up(1).unwrap());
+    let mut w = wiring(&[&[BLUE], &[BLUE]]);
+    w.expect_all(Instant::now());
+    let (em, link, fds) = links.remove(0);
+    let id = link.id;
+    w.adopt(em, link, fds).unwrap();
+    assert!(w.em_returned(0).unwrap().is_empty());
+    let orders = w.em_up(1).unwrap();
+    let [Order::Add { em: 1, link, fds }] = &orders[..] else {
+        panic!("{orders:?}");
+    };
+    assert!(matches!(&link.kind, LinkKind::Shm { side: 1, peer, .. } if peer == "net0"));
+    assert!(fds.len() == 3 && link.id != id);
+    attach_all(&mut w, &orders);
+    assert!(w.carrier(0) && w.carrier(1));
+}
+
+#[test]
+fn a_wire_whose_other_em_never_returns_goes() {
+    let mut first = wiring(&[&[BLUE], &[BLUE]]);
+    first.em_up(0).unwrap();
+    let mut links = returned(first.em_up(1).unwrap());
+    let mut w = wiring(&[&[BLUE], &[BLUE]]);
+    let start = Instant::now();
+    w.expect_all(start);
+    let (em, link, fds) = links.remove(0);
+    w.adopt(em, link, fds).unwrap();
+    w.em_returned(0).unwrap();
+    assert_eq!(w.end_grace(start + GRACE).len(), 1);
+    assert!(!w.carrier(0) && w.ends().is_empty());
 }

@@ -129,6 +129,7 @@ impl FakeEm {
             em: name.into(),
             pid: std::process::id(),
             program: "fake".into(),
+            returns: false,
         };
         match fabric.call(Request::Hello(hello), &[], LONG).unwrap() {
             Reply::Ok => Ok(Self { fabric, told }),

@@ -121,6 +121,13 @@ impl ConfigSpace {
         self.state()
     }
 
+    /// Takes what may be written from another space of the same function.
+    pub fn restore(&mut self, bytes: &[u8]) {
+        for ((byte, mask), from) in self.bytes.iter_mut().zip(&self.writable).zip(bytes) {
+            *byte = *byte & !mask | from & mask;
+        }
+    }
+
     /// What matters to the data side.
     pub fn state(&self) -> ConfigState {
         let command = self.word(COMMAND);

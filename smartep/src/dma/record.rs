@@ -1,6 +1,6 @@
 //! Notes of a client's maps for whoever serves it next.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -39,8 +39,8 @@ impl Record {
             .map(|(slot, map)| (map.address, (*slot, map.size)))
             .collect();
         self.end = maps.iter().map(|(slot, _)| slot + 1).max().unwrap_or(0);
-        let taken: HashMap<u32, ()> = maps.iter().map(|(slot, _)| (*slot, ())).collect();
-        self.free = (0..self.end).filter(|s| !taken.contains_key(s)).collect();
+        let taken: HashSet<u32> = maps.iter().map(|(slot, _)| *slot).collect();
+        self.free = (0..self.end).filter(|s| !taken.contains(s)).collect();
     }
 
     /// Whether exactly this range is noted.
@@ -60,10 +60,12 @@ impl Record {
             _ => true,
         };
         let slot = self.free.pop().unwrap_or(self.end);
-        if kept && state.set_map(slot, map) {
+        let noted = state.set_map(slot, map);
+        if noted {
             self.end = self.end.max(slot + 1);
             self.used.insert(map.address, (slot, map.size));
-        } else {
+        }
+        if !kept || !noted {
             state.set_broken();
         }
     }

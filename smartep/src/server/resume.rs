@@ -109,8 +109,13 @@ impl Server {
             }
         };
         info!("a client is taken over, {} maps", self.dma.len());
-        session.pending = pending;
         let mut receiver = Receiver::new(&stream, stop, Some(listener));
+        // A request that was not taken is there already. One that comes later is another, whatever its id.
+        if receiver.is_empty() {
+            notes.state.end();
+        } else {
+            session.pending = pending;
+        }
         let result = self.read_all(&mut receiver, &mut session);
         self.take_leave(Some(&session));
         result

@@ -21,7 +21,9 @@
 mod page;
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use thiserror::Error;
 
 use crate::CONFIG_REGION;
@@ -145,18 +147,29 @@ impl ShadowWriter {
 /// The data side's end.
 #[derive(Debug)]
 pub struct ShadowReader {
-    page: Page,
+    page: ArcSwap<Page>,
 }
 
 impl ShadowReader {
     /// Maps a shadow read-only.
     pub fn new(fd: impl AsFd) -> Result<Self, ShadowError> {
+        let page = ArcSwap::from_pointee(Self::open(fd)?);
+        Ok(Self { page })
+    }
+
+    /// Reads another shadow from now on: that of a control side which took the place of the former.
+    pub fn replace(&self, fd: impl AsFd) -> Result<(), ShadowError> {
+        self.page.store(Arc::new(Self::open(fd)?));
+        Ok(())
+    }
+
+    fn open(fd: impl AsFd) -> Result<Page, ShadowError> {
         let page = Page::open(fd.as_fd(), SHADOW_SIZE)?;
         let (magic, version) = (page.load(WORD_MAGIC), page.load(WORD_VERSION));
         if (magic, version) != (MAGIC, VERSION) {
             return Err(ShadowError::Foreign(magic, version));
         }
-        Ok(Self { page })
+        Ok(page)
     }
 
     /// Fills `data` from `offset` of `region`; false when those bytes are not shadowed, or nothing was published.
@@ -179,13 +192,14 @@ impl ShadowReader {
 
     /// What `read` gets from a copy that counted all the while.
     fn consistently<T>(&self, mut read: impl FnMut(&Page, usize) -> Option<T>) -> Option<T> {
+        let page = self.page.load();
         for _ in 0..TRIES {
-            let generation = self.page.begin_read(WORD_GENERATION);
+            let generation = page.begin_read(WORD_GENERATION);
             if generation == 0 {
                 return None;
             }
-            let result = read(&self.page, copy_of(generation));
-            if self.page.end_read(WORD_GENERATION) == generation {
+            let result = read(&page, copy_of(generation));
+            if page.end_read(WORD_GENERATION) == generation {
                 return result;
             }
             std::hint::spin_loop();

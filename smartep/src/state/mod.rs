@@ -141,6 +141,11 @@ impl State {
         self.memory.layout().broken.store(1, Ordering::Release);
     }
 
+    /// Everything is kept, after all: another keeper took all that there is.
+    pub fn set_whole(&self) {
+        self.memory.layout().broken.store(0, Ordering::Release);
+    }
+
     /// As without a client.
     pub fn clear(&self) {
         let layout = self.memory.layout();

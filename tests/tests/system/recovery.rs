@@ -1,6 +1,6 @@
 //! EMs that are killed while guests use them: what a guest sees of it is nothing.
 
-use crate::fixture::{Pair, exchange, flow, works};
+use crate::fixture::{Pair, exchange, flow, receive_until, works};
 use distdpu_tests::dpu::{Dpu, Net, Rdma};
 use distdpu_tests::mlx5::{Mlx5, opcode};
 use distdpu_tests::packet::Random;
@@ -154,6 +154,8 @@ fn survives(point: &str, count: u32) {
             round
         );
         assert_eq!(pair.a.status().unwrap() & 0x44, 4, "running");
+        // EMs that live shorter than 100 ms are started after longer and longer pauses.
+        std::thread::sleep(Duration::from_millis(80));
         pair.a.start(Setup::default()).unwrap();
     }
     let status = pair.dpu.ctl(&["status"]).unwrap();
@@ -224,4 +226,55 @@ fn rdma_function_comes_back(mapped_doorbells: bool) {
         driver.allocate(opcode::ALLOC_PD).unwrap();
         assert_eq!(interface(&mut driver), 0);
     }
+}
+
+#[test]
+fn an_om_that_is_killed_is_replaced_and_adopts_the_ems_that_run() {
+    let mut pair = Pair::started(Setup::default());
+    let Pair { a, b, dpu } = &mut pair;
+    let mut pids = [dpu.em_pid(0).unwrap(), dpu.em_pid(1).unwrap()];
+    let talk = while_talking([a, b], |tallies| {
+        for round in 0..5 {
+            dpu.kill_om()?;
+            tallies[0].hears()?;
+            tallies[1].hears()?;
+            dpu.start_another_om()?;
+            assert_eq!([dpu.em_pid(0)?, dpu.em_pid(1)?], pids, "the same EMs");
+            tallies[0].hears()?;
+            tallies[1].hears()?;
+            // What the former OM kept is with this one.
+            let em = round % 2;
+            std::thread::sleep(Duration::from_millis(120));
+            kill(pids[em], Signal::KILL);
+            pids[em] = successor(dpu, em, pids[em])?;
+            tallies[0].hears()?;
+            tallies[1].hears()?;
+        }
+        println!("sent, received, doubled: {:?}", tallies.map(seen));
+        Ok(())
+    });
+    talk.unwrap();
+    assert!(pair.a.link_up().unwrap() && pair.b.link_up().unwrap());
+    pci::write16(pair.a.vmm.as_mut(), 0x3c, 0x0b).unwrap();
+    assert_eq!(pci::read16(pair.a.vmm.as_mut(), 0x3c).unwrap() & 0xff, 0x0b);
+    pair.dpu.ctl(&["link", "set", "net0", "down"]).unwrap();
+    assert!(!pair.a.link_up().unwrap());
+}
+
+#[test]
+fn an_em_that_dies_without_an_om_is_started_by_the_next() {
+    let mut pair = Pair::started(Setup::default());
+    let old = pair.dpu.em_pid(1).unwrap();
+    let same = pair.dpu.em_pid(0).unwrap();
+    pair.dpu.kill_om().unwrap();
+    kill(old, Signal::KILL);
+    pair.dpu.start_another_om().unwrap();
+    assert_eq!(pair.dpu.em_pid(0).unwrap(), same);
+    // Its guest lost its device with both; another takes the function.
+    pair.b = VirtioNet::open(&pair.dpu.socket(1), Guest::default()).unwrap();
+    pair.b.start(Setup::default()).unwrap();
+    let marker = flow(1, 0).frame(333, 9);
+    pair.b.send(&marker).unwrap();
+    receive_until(&mut pair.a, &marker);
+    works(&mut pair.a, &mut pair.b);
 }

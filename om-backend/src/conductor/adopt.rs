@@ -1,0 +1,93 @@
+//! EMs that a former OM left behind: they return what they have, and are adopted.
+
+use super::Conductor;
+use crate::function::Life;
+use crate::session::Subject;
+use m2m_fabric::proto::{Reply, Request};
+use smartep::shadow::ShadowReader;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+/// How long the EMs of a former OM have to return before others are started in their place.
+const ORPHANS: Duration = Duration::from_secs(1);
+
+impl Conductor {
+    /// The same for an OM that takes the place of one which was killed.
+    pub fn waiting_for_orphans(mut self) -> Self {
+        let now = Instant::now();
+        self.wiring.expect_all(now);
+        for e in self.ems.iter_mut().filter(|e| e.managed) {
+            e.restart_at = Some(now + ORPHANS);
+        }
+        self
+    }
+
+    /// What an EM returns.
+    pub(super) fn returned(&mut self, em: usize, request: Request, fds: Vec<OwnedFd>) -> Reply {
+        match self.take_back(em, request, fds) {
+            Ok(()) => Reply::Ok,
+            Err(reason) => {
+                log::warn!("an EM returns what is of no use: {reason}");
+                Reply::Failed(reason)
+            }
+        }
+    }
+
+    fn take_back(&mut self, em: usize, request: Request, fds: Vec<OwnedFd>) -> Result<(), String> {
+        match request {
+            Request::ReturnFunction { function, state } => {
+                let [listener, shadow] = <[OwnedFd; 2]>::try_from(fds)
+                    .map_err(|fds| format!("a function is 2 descriptors, not {}", fds.len()))?;
+                let (Some(f), Some(place)) = (
+                    self.functions.get(function as usize).filter(|f| f.em == em),
+                    self.listeners.get_mut(function as usize),
+                ) else {
+                    return Err(format!("function {function} is none of this EM"));
+                };
+                let former = ShadowReader::new(&shadow).map_err(|e| e.to_string())?;
+                f.control.restore(&former);
+                place.adopt(listener);
+                f.set_life(Life::Served(state));
+                f.set_fault(None);
+                Ok(())
+            }
+            Request::ReturnLink(link) => {
+                let ours = self.functions.get(link.function as usize);
+                if ours.is_none_or(|f| f.em != em) {
+                    return Err(format!("link {} is none of this EM", link.id));
+                }
+                self.wiring.adopt(em, link, fds)
+            }
+            Request::Returned => self.adopt(em),
+            _ => Err("that cannot be returned".to_owned()),
+        }
+    }
+
+    fn adopt(&mut self, em: usize) -> Result<(), String> {
+        let orders = self.wiring.em_returned(em).map_err(|e| e.to_string())?;
+        self.give(orders);
+        self.rdma_up(em);
+        // Before the EM reads the shadow, so that no guest sees a link go.
+        self.update_links();
+        let Some(e) = self.ems.get(em) else {
+            return Ok(());
+        };
+        let Some(session) = &e.session else {
+            return Err("its connection is gone".to_owned());
+        };
+        for &id in &e.functions {
+            let Some(function) = self.functions.get(id as usize) else {
+                continue;
+            };
+            let keeper = function.vault.open(&function.config.name);
+            let fds = function
+                .shadow
+                .try_clone()
+                .and_then(|shadow| Ok(vec![shadow, keeper?]))
+                .map_err(|e| e.to_string())?;
+            session.order(Subject::Adopt(id), Request::Adopt { function: id }, fds);
+        }
+        log::info!("EM {} is adopted", e.name);
+        Ok(())
+    }
+}
