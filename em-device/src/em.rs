@@ -401,6 +401,13 @@ impl Shared {
                     true
                 })
             }),
+            RdmaRequest::SetLink { function, up } => self.worker.run(move |state| {
+                let function = state.rdma.get_mut(&function);
+                function.is_some_and(|f| {
+                    f.with(|device, _| device.set_link(up));
+                    true
+                })
+            }),
             RdmaRequest::Resolve { .. }
             | RdmaRequest::SetGid { .. }
             | RdmaRequest::ShareMemory { .. }

@@ -47,6 +47,8 @@ def arguments(argv):
                    help="leave the RDMA functions away: virtio-net and soft RoCE on it only")
     p.add_argument("--rdma-link", choices=("ethernet", "infiniband"), default="ethernet",
                    help="what the port of an RDMA function is (default ethernet)")
+    p.add_argument("--mapped-doorbells", action="store_true",
+                   help="let the guests write RDMA doorbells to memory that the EM polls, instead of trapping them")
     p.add_argument("--qemu-arg", action="append", default=[], metavar="ARG", help="an extra argument for QEMU")
     p.add_argument("--json", metavar="FILE", help="also write the results there")
     args = p.parse_args(argv)
@@ -229,7 +231,8 @@ def main_job(args):
     host.say(f"starting one OM, {args.guests} EMs and {args.guests} guests")
     with Lab(qemu, boot, args.guests, accel, memory, args.cpus, args.mtu, args.queue_pairs,
              extra=args.qemu_arg, keep=args.keep, boots=boots,
-             rdma=None if args.no_rdma_function else args.rdma_link) as lab:
+             rdma=None if args.no_rdma_function else args.rdma_link,
+             mapped_doorbells=args.mapped_doorbells) as lab:
         booted = time.monotonic()
         lab.wait_ready(600 if args.image else 180)
         host.say(f"guests up after {time.monotonic() - booted:.1f} s")
@@ -253,6 +256,7 @@ def main_job(args):
         if args.json:
             write_json(args.json, {"accel": accel, "mtu": args.mtu, "guests": args.guests,
                                    "rdma_function": None if args.no_rdma_function else args.rdma_link,
+                                   "mapped_doorbells": args.mapped_doorbells,
                                    "seconds": time.monotonic() - begin, "results": results})
         if args.keep:
             print("everything stays up: ./run-vm.sh --console vm0, ./run-vm.sh --stop")

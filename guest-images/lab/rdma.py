@@ -9,7 +9,7 @@ from .errors import LabError
 FIND = ("for d in /sys/class/infiniband/*; do "
         'case "$(readlink $d/device/driver)" in */mlx5_core) basename $d;; esac; done')
 # Lines of a kernel log that speak of trouble, whatever their level.
-TROUBLE = re.compile(r"WARNING:|BUG:|Call Trace|\bOops|general protection|hung task|soft lockup|hw csum failure|"
+TROUBLE = re.compile(r"WARNING:|(?-i:BUG:)|Call Trace|\bOops|general protection|hung task|soft lockup|hw csum failure|"
                      r"command timeout|timeout\. Will cause a leak|cmd_work_handler|"
                      r"health compromised|Fatal error|failed reclaiming pages", re.I)
 # Two interfaces on one segment: Linux lets each of them answer for the addresses of both, unless told not to.

@@ -27,12 +27,13 @@ class Lab:
     """`with Lab(...) as lab:` brings everything up and takes all of it down again."""
 
     def __init__(self, qemu, boot, guests=2, accel="tcg", memory=512, cpus=1, mtu=1500, queue_pairs=1,
-                 queue_size=256, rxe=True, extra=(), keep=False, boots=None, rdma=None):
+                 queue_size=256, rxe=True, extra=(), keep=False, boots=None, rdma=None,
+                 mapped_doorbells=False):
         """`rdma`: link type of an RDMA function that each guest gets beside its virtio-net function, or None."""
         self.run_dir = tempfile.mkdtemp(prefix="distdpu-")
         self.keep, self.failed = keep, False
         self.functions = [Function(i, mtu, queue_pairs, queue_size) for i in range(guests)]
-        self.rdma_functions = [RdmaFunction(i, rdma, mtu) for i in range(guests)] if rdma else []
+        self.rdma_functions = [RdmaFunction(i, rdma, mtu, mapped_doorbells) for i in range(guests)] if rdma else []
         self.dpu = Dpu(self.run_dir, self.functions + self.rdma_functions, keep)
         self.settings = dict(qemu=qemu, accel=accel, memory=memory, cpus=cpus, extra=extra, keep=keep)
         self.boots = boots(self.run_dir) if boots else [boot] * guests

@@ -24,7 +24,7 @@ def perftest(server, client, address, name="ib_write_bw", size=65536, options=""
     # By count: perftest's own timed runs report nothing when few messages fit into their time.
     if count is None:
         count = 1000 if size <= 4096 else 500 if size <= 65536 else 50 if size <= 1 << 20 else 10
-        count *= 1 if devices[1].startswith("rxe") else 10
+        count *= 1 if kind == "lat" or devices[1].startswith("rxe") else 10
     if "atomic" in name:
         size, sized = 8, ""  # the only size that there is
     else:
@@ -50,13 +50,19 @@ def run_perftest(server, client, address, name, commands, size):
         time.sleep(0.25)
     if status != 0:
         words = server.run("cat /tmp/server.log", 20)[1]
-        raise LabError(f"{name} of {size} bytes ended with {status}: {last_line(text)}; server: {last_line(words)}",
+        raise LabError(f"{name} of {size} bytes ended with {status}: {trouble(text)}; server: {trouble(words)}",
                        client.console_log)
     row = next((line.split() for line in reversed(text.splitlines())
                 if re.match(rf"\s*{size}\s+\d", line)), None)
     if row is None:
         raise LabError(f"{name} printed no result line: {last_line(text)}", client.console_log)
     return row
+
+
+def trouble(text):
+    """The lines of some output that speak of an error, or else its last one: errors come before what was buffered."""
+    lines = [line.strip() for line in text.splitlines() if re.search(r"couldn't|fail|unable|error|status", line, re.I)]
+    return "; ".join(lines[:4]) or last_line(text)
 
 
 def last_line(text):

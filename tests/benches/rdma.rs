@@ -1,7 +1,7 @@
 //! RDMA between two EMs without a VM: bandwidth against `memcpy`, message rate, latency, and whether cost
 //! stays flat with the number of queue pairs and memory regions.
 
-use distdpu_tests::dpu::Dpu;
+use distdpu_tests::dpu::{Dpu, Rdma};
 use distdpu_tests::mlx5::{Buffer, Cq, Mlx5, Qp, QpPlan, Send, Service, opcode};
 use distdpu_tests::virtio_net::Guest;
 use std::collections::HashMap;
@@ -33,14 +33,28 @@ struct Metric {
 }
 
 fn run() -> Outcome<()> {
+    // Words of the command line pick measurements.
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&String> = words.iter().filter(|w| !w.starts_with('-')).collect();
     let mut metrics = Vec::new();
-    bandwidth(&mut metrics)?;
-    latency(&mut metrics)?;
-    rate_by_queue_pairs(&mut metrics)?;
-    rate_by_regions(&mut metrics)?;
-    registration(&mut metrics)?;
+    for (name, measure) in MEASUREMENTS {
+        if words.is_empty() || words.iter().any(|word| *word == name) {
+            measure(&mut metrics)?;
+        }
+    }
     report(&metrics)
 }
+
+type Measure = fn(&mut Vec<Metric>) -> Outcome<()>;
+
+const MEASUREMENTS: [(&str, Measure); 6] = [
+    ("bandwidth", bandwidth),
+    ("latency", latency),
+    ("idle", idle),
+    ("rate-qp", rate_by_queue_pairs),
+    ("rate-mr", rate_by_regions),
+    ("registration", registration),
+];
 
 /// One guest's driver.
 struct Side {
@@ -58,7 +72,11 @@ struct Pair {
 
 impl Pair {
     fn new(memory: u64, buffer: u64) -> Outcome<Self> {
-        let dpu = Dpu::start_rdma(2)?;
+        Self::on(Rdma::new(2), memory, buffer)
+    }
+
+    fn on(plan: Rdma, memory: u64, buffer: u64) -> Outcome<Self> {
+        let dpu = Dpu::start_rdma(plan)?;
         let side = |index| -> Outcome<Side> {
             let guest = Guest {
                 memory,
@@ -185,27 +203,130 @@ fn bandwidth(metrics: &mut Vec<Metric>) -> Outcome<()> {
     Ok(())
 }
 
+/// How doorbells reach the EM.
+struct Way {
+    name: &'static str,
+    what: &'static str,
+    mapped_doorbells: bool,
+    poll_us: u64,
+    /// Between two requests.
+    pause: Duration,
+    requests: usize,
+}
+
+const BUSY: Way = Way {
+    name: "trapped_sleeping",
+    what: "trapped, sleeping",
+    mapped_doorbells: false,
+    poll_us: 0,
+    pause: Duration::ZERO,
+    requests: 2000,
+};
+const WAYS: [Way; 5] = [
+    BUSY,
+    Way {
+        name: "trapped_polling",
+        what: "trapped, polling",
+        poll_us: 10_000,
+        ..BUSY
+    },
+    Way {
+        name: "mapped_polling",
+        what: "mapped, polling",
+        mapped_doorbells: true,
+        poll_us: 10_000,
+        ..BUSY
+    },
+    Way {
+        name: "trapped_idle",
+        what: "trapped, after 30 ms without work",
+        poll_us: 50,
+        pause: Duration::from_millis(30),
+        requests: 200,
+        ..BUSY
+    },
+    Way {
+        name: "mapped_idle",
+        what: "mapped, after 30 ms without work",
+        mapped_doorbells: true,
+        poll_us: 50,
+        pause: Duration::from_millis(30),
+        requests: 200,
+    },
+];
+
+/// With two EMs three threads poll; with one EM for both functions, two.
 fn latency(metrics: &mut Vec<Metric>) -> Outcome<()> {
-    let mut pair = Pair::new(48 << 20, 1 << 20)?;
-    let mut qps = pair.connect(1, 7)?;
-    let qp = &mut qps[0];
+    for (together, ems) in [(false, "two EMs"), (true, "one EM")] {
+        for way in &WAYS {
+            let plan = Rdma {
+                functions: 2,
+                together,
+                mapped_doorbells: way.mapped_doorbells,
+                poll_us: Some(way.poll_us),
+            };
+            let mut pair = Pair::on(plan, 48 << 20, 1 << 20)?;
+            let mut qps = pair.connect(1, 7)?;
+            metrics.push(Metric {
+                name: format!(
+                    "write_8_latency_{}{}",
+                    way.name,
+                    if together { "_one_em" } else { "" }
+                ),
+                what: format!(
+                    "RDMA WRITE of 8 bytes, doorbell to completion, {ems}, {}",
+                    way.what
+                ),
+                unit: "us",
+                values: latencies(&mut pair, &mut qps[0], way)?,
+                against: None,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn latencies(pair: &mut Pair, qp: &mut Qp, way: &Way) -> Outcome<Vec<f64>> {
+    let (local, remote) = (pair.a.buffer, pair.b.buffer);
+    let write = Send::Write(remote.address, remote.key, None);
     let mut values = Vec::new();
-    for _ in 0..2000 {
-        let (local, remote) = (pair.a.buffer, pair.b.buffer);
-        let write = Send::Write(remote.address, remote.key, None);
+    for _ in 0..way.requests {
+        std::thread::sleep(way.pause);
         qp.post_send(write, &[(local.key, local.address, 8)], true)?;
         let begin = Instant::now();
         pair.a.driver.ring(qp)?;
         check(pair.a.cq.wait()?)?;
         values.push(begin.elapsed().as_nanos() as f64 / 1000.0);
     }
-    metrics.push(Metric {
-        name: "write_8_latency".into(),
-        what: "RDMA WRITE of 8 bytes, doorbell to completion".into(),
-        unit: "us",
-        values,
-        against: None,
-    });
+    Ok(values)
+}
+
+/// With a driver and nothing to do.
+fn idle(metrics: &mut Vec<Metric>) -> Outcome<()> {
+    const TIME: Duration = Duration::from_secs(1);
+    for (name, mapped_doorbells) in [("trapped", false), ("mapped", true)] {
+        let plan = Rdma {
+            mapped_doorbells,
+            ..Rdma::new(2)
+        };
+        let mut pair = Pair::on(plan, 48 << 20, 1 << 20)?;
+        let _qps = pair.connect(16, 7)?;
+        std::thread::sleep(TIME);
+        let mut values = Vec::new();
+        for _ in 0..ROUNDS {
+            let before = pair.cpu()?;
+            std::thread::sleep(TIME);
+            let spent = pair.cpu()?.saturating_sub(before);
+            values.push(spent.as_secs_f64() / 2.0 / TIME.as_secs_f64() * 100.0);
+        }
+        metrics.push(Metric {
+            name: format!("idle_{name}"),
+            what: format!("CPU time of an idle EM, doorbells {name}, 16 queue pairs"),
+            unit: "%",
+            values,
+            against: None,
+        });
+    }
     Ok(())
 }
 
@@ -229,8 +350,8 @@ fn rate(pair: &mut Pair, qps: &mut [Qp], buffers: &[Buffer], count: u64) -> Outc
             for n in 0..BATCH {
                 let local = buffers[(posted * BATCH + n) as usize % buffers.len()];
                 let remote = pair.b.buffer;
-                let write = Send::Write(remote.address + n * 8, remote.key, None);
-                qp.post_send(write, &[(local.key, local.address, 8)], n + 1 == BATCH)?;
+                let from = (local.key, local.address, 8);
+                qp.post_write((remote.address + n * 8, remote.key), from, n + 1 == BATCH)?;
             }
             pair.a.driver.ring(qp)?;
             posted += 1;
@@ -254,7 +375,16 @@ fn rate(pair: &mut Pair, qps: &mut [Qp], buffers: &[Buffer], count: u64) -> Outc
 }
 
 fn rate_by_queue_pairs(metrics: &mut Vec<Metric>) -> Outcome<()> {
-    let mut pair = Pair::new(160 << 20, 1 << 20)?;
+    rate_of_queue_pairs(metrics, false)?;
+    rate_of_queue_pairs(metrics, true)
+}
+
+fn rate_of_queue_pairs(metrics: &mut Vec<Metric>, mapped_doorbells: bool) -> Outcome<()> {
+    let plan = Rdma {
+        mapped_doorbells,
+        ..Rdma::new(2)
+    };
+    let mut pair = Pair::on(plan, 160 << 20, 1 << 20)?;
     let mut qps = pair.connect(1024, 7)?;
     let buffers = [pair.a.buffer];
     let counts = [1usize, 16, 64, 1024];
@@ -267,7 +397,11 @@ fn rate_by_queue_pairs(metrics: &mut Vec<Metric>) -> Outcome<()> {
             }
         }
     }
-    flat(metrics, "queue pairs", "qp", &counts, &all);
+    let (what, short) = match mapped_doorbells {
+        false => ("queue pairs", "qp"),
+        true => ("queue pairs, mapped doorbells", "qp_mapped"),
+    };
+    flat(metrics, what, short, &counts, &all);
     Ok(())
 }
 
@@ -320,7 +454,7 @@ fn flat(
 }
 
 fn registration(metrics: &mut Vec<Metric>) -> Outcome<()> {
-    let dpu = Dpu::start_rdma(2)?;
+    let dpu = Dpu::start_rdma(Rdma::new(2))?;
     let guest = Guest {
         memory: 64 << 20,
         ..Guest::default()
@@ -355,7 +489,7 @@ fn gigabytes(bytes: u64, since: Instant) -> f64 {
 
 fn report(metrics: &[Metric]) -> Outcome<()> {
     println!(
-        "{:62} {:>9} {:>9} {:>9} {:5} {:>7}",
+        "{:80} {:>9} {:>9} {:>9} {:5} {:>7}",
         "", "median", "p10", "p90", "", "ratio"
     );
     let mut json = match std::env::var_os("DISTDPU_BENCH_JSON") {
@@ -369,7 +503,7 @@ fn report(metrics: &[Metric]) -> Outcome<()> {
             .as_ref()
             .map(|(_, ratios)| quantile(ratios.clone(), 0.5));
         println!(
-            "{:62} {:9.2} {:9.2} {:9.2} {:5} {:>7}",
+            "{:80} {:9.2} {:9.2} {:9.2} {:5} {:>7}",
             metric.what,
             at(0.5),
             at(0.1),

@@ -1,13 +1,17 @@
 //! The VMM's half: a vfio-user client that does what QEMU does, and on demand what nobody should.
 
+use crate::mapped::MappedRegion;
 use crate::memory::{GuestMemory, Range};
 use crate::time::SOON;
 use crate::wire::{self, command};
 use crate::{Error, Result};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use std::io::{IoSlice, Read, Write};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -58,6 +62,14 @@ pub trait Vmm: Send {
     /// # Errors
     /// The server refused it or the socket failed.
     fn region_size(&mut self, region: u32) -> Result<u64>;
+    /// Maps what may be mapped of a region, if the server lets it.
+    ///
+    /// # Errors
+    /// The server refused it, the socket failed, or what it says cannot be mapped.
+    fn map_region(&mut self, region: u32) -> Result<Option<MappedRegion>> {
+        let _ = region;
+        Ok(None)
+    }
     /// Answers requests of the server that came meanwhile (DMA_READ, DMA_WRITE).
     ///
     /// # Errors
@@ -235,6 +247,10 @@ impl Client {
     pub fn receive(&mut self) -> Result<Message> {
         let mut header = [0; wire::HEADER];
         self.stream.read_exact(&mut header)?;
+        self.rest_of(header)
+    }
+
+    fn rest_of(&mut self, header: [u8; wire::HEADER]) -> Result<Message> {
         let half = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
         let word = |at: usize| u32::from(half(at)) | u32::from(half(at + 2)) << 16;
         let size = word(4) as usize;
@@ -319,6 +335,42 @@ impl Client {
         let reply = self.call(command::GET_REGION_INFO, &payload, &[])?;
         let size = u64::from(reply.word(16)?) | u64::from(reply.word(20)?) << 32;
         Ok((reply.word(4)?, size))
+    }
+
+    /// GET_REGION_INFO of a region that may be mapped: its reply's payload and descriptor.
+    fn region_with_fd(&mut self, region: u32) -> Result<(Message, Option<OwnedFd>)> {
+        let payload = wire::words(&[4096, 0, region, 0, 0, 0, 0, 0]);
+        let id = self.send(command::GET_REGION_INFO, 0, &payload, &[])?;
+        let mut header = [0; wire::HEADER];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let got = rustix::net::recvmsg(
+            &self.stream,
+            &mut [IoSliceMut::new(&mut header)],
+            &mut control,
+            RecvFlags::WAITALL | RecvFlags::CMSG_CLOEXEC,
+        )
+        .map_err(std::io::Error::from)?;
+        let mut fds: Vec<OwnedFd> = control
+            .drain()
+            .filter_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        if got.bytes != wire::HEADER || fds.len() > 1 {
+            return Err(Error::Protocol(format!(
+                "a region's reply of {} bytes and {} descriptors",
+                got.bytes,
+                fds.len()
+            )));
+        }
+        let message = self.rest_of(header)?;
+        match message.id == id && !message.is_error() {
+            true => Ok((message, fds.pop())),
+            false => Err(Error::Protocol("no reply about the region".into())),
+        }
     }
 
     /// GET_IRQ_INFO: flags and count.
@@ -466,6 +518,31 @@ impl Vmm for Client {
 
     fn region_size(&mut self, region: u32) -> Result<u64> {
         Ok(self.region_info(region)?.1)
+    }
+
+    fn map_region(&mut self, region: u32) -> Result<Option<MappedRegion>> {
+        let (info, fd) = self.region_with_fd(region)?;
+        let long = |at: usize| {
+            Ok::<_, Error>(u64::from(info.word(at)?) | u64::from(info.word(at + 4)?) << 32)
+        };
+        if info.word(4)? & wire::REGION_MMAP == 0 {
+            return Ok(None);
+        }
+        // As QEMU, which then waits for each write to this device.
+        self.posted = false;
+        let capabilities = info.word(12)? as usize;
+        let (id, count) = match capabilities {
+            0 => (0, 0),
+            at => (info.word(at)? & 0xffff, info.word(at + 8)?),
+        };
+        let (Some(fd), wire::SPARSE_MMAP) = (fd, id) else {
+            return Err(Error::Protocol("no descriptor or no areas to map".into()));
+        };
+        let areas = (0..count as usize)
+            .map(|n| capabilities + 16 + n * 16)
+            .map(|at| Ok((long(at)?, long(at + 8)?)))
+            .collect::<Result<Vec<_>>>()?;
+        MappedRegion::new(fd, long(24)?, &areas).map(Some)
     }
 
     fn serve(&mut self) -> Result<()> {

@@ -4,7 +4,8 @@ use crate::time::{SOON, wait_for};
 use crate::{Error, Result};
 use serde_json::Value;
 use std::fmt::Write as _;
-use std::fs::File;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -33,6 +34,31 @@ impl Default for Net {
             queue_size: 256,
             port: None,
             capture: None,
+        }
+    }
+}
+
+/// RDMA functions of an InfiniBand network, `rdma0` and so on, for the OM's file.
+#[derive(Debug, Clone, Copy)]
+pub struct Rdma {
+    /// How many.
+    pub functions: usize,
+    /// Whether one EM has all of them, instead of one each.
+    pub together: bool,
+    /// Whether the VMM may map the doorbell pages.
+    pub mapped_doorbells: bool,
+    /// Longest time in microseconds that an EM looks for work before it sleeps, if not the usual.
+    pub poll_us: Option<u64>,
+}
+
+impl Rdma {
+    /// `functions` in an EM each, as an OM has them by itself.
+    pub fn new(functions: usize) -> Self {
+        Self {
+            functions,
+            together: false,
+            mapped_doorbells: false,
+            poll_us: None,
         }
     }
 }
@@ -199,12 +225,15 @@ impl Dpu {
         self.om.id()
     }
 
-    /// Starts an OM for RDMA functions on one network (`em0` has `rdma0` and so on).
+    /// Starts an OM for RDMA functions on one network.
     ///
     /// # Errors
     /// The programs are not built, or did not come up.
-    pub fn start_rdma(functions: usize) -> Result<Self> {
-        Self::with_config(functions, |directory| rdma_config(directory, functions))
+    pub fn start_rdma(plan: Rdma) -> Result<Self> {
+        let em = program("em")?;
+        Self::with_config(plan.functions, |directory| {
+            rdma_config(directory, plan, &em)
+        })
     }
 
     /// The vfio-user socket of function `rdmaN`.
@@ -322,19 +351,32 @@ pub fn config(directory: &Path, functions: &[Net]) -> String {
     text
 }
 
-/// The OM's file for RDMA functions `rdma0`… of an InfiniBand network, each in its EM.
-pub fn rdma_config(directory: &Path, functions: usize) -> String {
-    let mut text = format!(
-        "[dpu]\nrun_dir = \"{}\"\n\n[[network]]\nname = \"lab\"\n",
-        directory.display()
-    );
-    for index in 0..functions {
+/// The OM's file for RDMA functions; `em` is the program.
+fn rdma_config(directory: &Path, plan: Rdma, em: &Path) -> String {
+    let mut text = format!("[dpu]\nrun_dir = \"{}\"\n", directory.display());
+    if let Some(poll_us) = plan.poll_us {
+        let start = directory.join("em");
+        let script = format!(
+            "#!/bin/sh\nexec {} --poll-us {poll_us} \"$@\"\n",
+            em.display()
+        );
+        // Without it the EMs do not come up, which is told.
+        let _ = std::fs::write(&start, script);
+        let _ = std::fs::set_permissions(&start, Permissions::from_mode(0o755));
+        let _ = writeln!(text, "em_binary = \"{}\"", start.display());
+    }
+    text += "\n[[network]]\nname = \"lab\"\n";
+    for index in 0..plan.functions {
+        if index == 0 || !plan.together {
+            let _ = write!(text, "\n[[em]]\nname = \"em{index}\"\n");
+        }
         let _ = write!(
             text,
-            "\n[[em]]\nname = \"em{index}\"\n\n  [[em.function]]\n  name = \"rdma{index}\"\n  \
-             kind = \"rdma\"\n  link_type = \"infiniband\"\n  mac = \"02:00:00:00:01:{:02x}\"\n  \
-             network = \"lab\"\n",
+            "\n  [[em.function]]\n  name = \"rdma{index}\"\n  kind = \"rdma\"\n  \
+             link_type = \"infiniband\"\n  mac = \"02:00:00:00:01:{:02x}\"\n  network = \"lab\"\n  \
+             mapped_doorbells = {}\n",
             index + 1,
+            plan.mapped_doorbells,
         );
     }
     text

@@ -37,6 +37,11 @@ pub const DMA_READ_ONLY: u32 = 1;
 /// DMA_UNMAP: everything.
 pub const UNMAP_ALL: u32 = 2;
 
+/// Region flags: it may be mapped.
+pub const REGION_MMAP: u32 = 4;
+/// Region capability: areas that may be mapped.
+pub const SPARSE_MMAP: u32 = 1;
+
 /// vfio region index of config space.
 pub const CONFIG_REGION: u32 = 7;
 /// vfio interrupt index of MSI-X.

@@ -52,11 +52,11 @@ def expect_retry_exceeded(ctx, ident):
     clean(ctx.lab.vms[1])
 
 
-def test_driver_unloads_and_loads(ctx):
-    """Twenty times modprobe -r and modprobe: the device is there each time, and the log stays clean."""
+def reload_driver(ctx, times):
+    """modprobe -r and modprobe again and again: the device is there each time, and the log stays clean."""
     vm = ctx.lab.vms[0]
     ctx.lab.bring_up_rdma()
-    for _ in range(20):
+    for _ in range(times):
         vm.must("modprobe -r mlx5_ib && modprobe -r mlx5_core", 60)
         assert not vm.must(rdma.FIND).split()
         rdma.bring_up(vm, ctx.lab.rdma_functions[0])
@@ -64,14 +64,9 @@ def test_driver_unloads_and_loads(ctx):
     works(ctx)
 
 
-def test_driver_unbinds_under_traffic(ctx):
-    """The server's driver is taken from its device: the peer's queue pair ends with an error, then all works again."""
-    ident = start_traffic(ctx)
-    ctx.lab.vms[0].must("d=$(basename $(readlink /sys/class/infiniband/$(" + rdma.FIND + " | head -n1)/device)); "
-                        "cd /sys/bus/pci/drivers/mlx5_core; echo $d > unbind; sleep 1; echo $d > bind", 60)
-    status, text = ctx.lab.vms[1].guest.wait(ident, 60)
-    assert status not in (0, 124) and "Failed status" in text, (status, text[-600:])
-    works(ctx)
+def test_driver_unloads_and_loads(ctx):
+    """Twice modprobe -r and modprobe."""
+    reload_driver(ctx, 2)
 
 
 def test_guest_reboots_under_traffic(ctx):
@@ -96,32 +91,3 @@ def test_guest_killed_under_traffic(ctx):
     ctx.lab.replace_vm(0).start().wait_ready(90)
     works(ctx)
     assert ctx.lab.dpu.em_pids() == pids
-
-
-def test_client_killed_under_traffic(ctx):
-    """kill -9 of the requester's QEMU: the responder's guest lives on and takes the next connection."""
-    start_traffic(ctx)
-    ctx.lab.vms[1].kill()
-    ctx.lab.replace_vm(1).start().wait_ready(90)
-    ctx.lab.vms[0].must("pkill -x ib_write_bw; sleep 0.2; true")
-    works(ctx)
-
-
-def test_program_killed_under_traffic(ctx):
-    """kill -9 of the server's program: its queue pairs are destroyed, and the peer's end with retry exceeded."""
-    ident = start_traffic(ctx)
-    ctx.lab.vms[0].must("pkill -9 -x ib_write_bw")
-    expect_retry_exceeded(ctx, ident)
-    works(ctx)
-
-
-def test_administrator_takes_the_link_down(ctx):
-    """`dpuctl link set … down` ends the paths from and to the function; after `up` all works again."""
-    ident = start_traffic(ctx)
-    name = ctx.lab.rdma_functions[0].name
-    ctx.lab.dpu.ctl("link", "set", name, "down")
-    status, text = ctx.lab.vms[1].guest.wait(ident, 60)
-    assert status not in (0, 124) and "Failed status" in text, (status, text[-600:])
-    ctx.lab.dpu.ctl("link", "set", name, "up")
-    ctx.lab.vms[0].must("pkill -x ib_write_bw; sleep 0.2; true")
-    works(ctx)

@@ -1,8 +1,8 @@
 """Tests that boot guests. `python3 tests/vm/run.py [NAME...]`; `--list` names them.
 
 A test is a function `test_…(ctx)` in one of the modules below. Tests of one module share a lab, in the
-order written; a test that breaks its lab says so by `ctx.fresh()`. There are no skips: what cannot run
-fails.
+order written; a test that breaks its lab says so by `ctx.fresh()`. `LAB` of a module has the settings of its
+lab, or is a function that gives them. There are no skips: what cannot run fails.
 """
 
 import importlib
@@ -17,9 +17,10 @@ sys.path[:0] = [os.path.join(os.path.dirname(os.path.dirname(HERE)), "guest-imag
 from lab.errors import LabError  # noqa: E402
 from lab.session import Lab, find_parts  # noqa: E402
 
-MODULES = ("main_job", "network", "rdma", "rdma_function", "rdma_ethernet", "life_cycle", "recovery")
+MODULES = ("main_job", "network", "rdma", "rdma_function", "rdma_ethernet", "rdma_function_life", "life_cycle",
+           "recovery")
 # Run when named: they take minutes each.
-NAMED = ("sessions", "rdma_function_more", "rdma_function_life", "own_image")
+NAMED = ("sessions", "rdma_function_more", "rdma_ethernet_more", "rdma_function_life_more", "applications", "own_image")
 
 
 class Context:
@@ -32,7 +33,8 @@ class Context:
     def lab(self):
         """The running lab; fails when a guest or the OM ended under an earlier test."""
         if self.current is None:
-            lab = Lab(*self.parts, **self.settings)
+            settings = self.settings() if callable(self.settings) else self.settings
+            lab = Lab(*self.parts, **settings)
             lab.__enter__()
             self.current = lab
             lab.wait_ready()

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use dot_iommu::DotTable;
+use dot_iommu::{DotError, DotTable};
 use m2m_fabric::proto::{Event, FunctionKind, FunctionSpec, FunctionState};
 use smartep::DataSide;
 use smartep::function::{FunctionError, FunctionInfo, RegionInfo};
@@ -21,6 +21,7 @@ use smartep::state::{State, StateError};
 use thiserror::Error;
 
 use crate::control::{OmLink, RemoteControl};
+use crate::rdma::front::mlx5::MappedPages;
 use crate::virtio::pci_access;
 use crate::worker::Handle;
 use kept::FunctionKeeper;
@@ -45,9 +46,9 @@ pub enum EndpointError {
     /// The system refused.
     #[error("cannot start the function's thread: {0}")]
     System(#[from] std::io::Error),
-    /// Nothing polls them.
-    #[error("doorbell pages that the VMM maps are not served yet; leave `mapped_doorbells` out")]
-    MappedDoorbells,
+    /// There is no memory for them.
+    #[error("cannot make the doorbell pages: {0}")]
+    DoorbellPages(#[from] DotError),
     /// The worker is gone.
     #[error("the data path has ended")]
     Worker,
@@ -113,11 +114,21 @@ impl Endpoint {
             end: w.offset.saturating_add(w.len),
             side: Side::Control,
         });
-        let regions = spec
+        let mut regions: Vec<_> = spec
             .regions
             .iter()
             .map(|r| RegionInfo::trapped(r.index, r.size))
             .collect();
+        let pages = match &spec.kind {
+            FunctionKind::Rdma(rdma) if rdma.mapped_doorbells => {
+                let (pages, mmap) = MappedPages::new()?;
+                if let Some(bar) = regions.iter_mut().find(|r| r.index == rdma.bar) {
+                    bar.mmap = Some(mmap);
+                }
+                Some(pages)
+            }
+            _ => None,
+        };
         let mut info = FunctionInfo::new(
             regions,
             RouteTable::new(routes.collect())?,
@@ -141,7 +152,7 @@ impl Endpoint {
                 (data.clone(), data)
             }
             FunctionKind::Rdma(rdma) => {
-                let data = RdmaData::new(seat.clone(), rdma, &table, irqs.clone())?;
+                let data = RdmaData::new(seat.clone(), rdma, &table, irqs.clone(), pages)?;
                 let data = Arc::new(data);
                 (data.clone(), data)
             }

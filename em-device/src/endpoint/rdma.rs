@@ -14,7 +14,9 @@ use smartep::irq::Irqs;
 use super::{EndpointError, FunctionData, Seat, lock, report};
 use crate::control::OmLink;
 use crate::rdma::fabric::Wires;
-use crate::rdma::front::mlx5::{Action, Command, Device, Doorbells, Registers, command};
+use crate::rdma::front::mlx5::{
+    Action, Command, Device, Doorbells, MappedPages, Registers, command,
+};
 use crate::rdma::function::RdmaFunction;
 use crate::rdma::verbs::{Destination, Path, Peer};
 
@@ -44,21 +46,22 @@ pub(super) struct RdmaData {
 }
 
 impl RdmaData {
-    /// Puts the function on the data path.
+    /// Puts the function on the data path; `pages`: the doorbells that the VMM maps, if it does.
     pub(super) fn new(
         seat: Seat,
         spec: RdmaSpec,
         table: &DotTable,
         irqs: Arc<Irqs>,
+        pages: Option<MappedPages>,
     ) -> Result<Self, EndpointError> {
-        if spec.mapped_doorbells {
-            return Err(EndpointError::MappedDoorbells);
-        }
         let (id, own) = (seat.id, Peer(seat.id));
         let doorbells = Arc::new(Doorbells::default());
-        let device = Device::new(spec.clone(), own, irqs, doorbells.clone());
+        let mut device = Device::new(spec.clone(), own, irqs, doorbells.clone());
+        if let Some(pages) = pages {
+            device.map_doorbells(Arc::new(pages));
+        }
         let wires = Wires::new(own, asker(&seat)?);
-        let mut function = RdmaFunction::new(id, device, doorbells.clone(), wires, table.reader());
+        let mut function = RdmaFunction::new(id, device, wires, table.reader());
         function.addresses_changed();
         seat.worker
             .run(move |state| state.rdma.insert(id, function))

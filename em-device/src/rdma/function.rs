@@ -2,13 +2,12 @@
 
 use super::engine::Context;
 use super::fabric::Wires;
-use super::front::mlx5::{Device, Doorbells};
+use super::front::mlx5::Device;
 use super::verbs::Peer;
 use crate::net::links::Links;
 use dot_iommu::DotReader;
 use m2m_fabric::proto::FunctionStats;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Device, wires and memory of one function; belongs to the data path.
@@ -21,26 +20,18 @@ pub struct RdmaFunction {
     /// Where frames travel; for Ethernet only.
     pub links: Links,
     memory: DotReader,
-    doorbells: Arc<Doorbells>,
     bus_master: bool,
 }
 
 impl RdmaFunction {
-    /// A function as after power-on; `doorbells` are the device's.
-    pub fn new(
-        id: u32,
-        device: Device,
-        doorbells: Arc<Doorbells>,
-        wires: Wires,
-        memory: DotReader,
-    ) -> Self {
+    /// A function as after power-on.
+    pub fn new(id: u32, device: Device, wires: Wires, memory: DotReader) -> Self {
         Self {
             id,
             device,
             wires,
             links: Links::default(),
             memory,
-            doorbells,
             bus_master: false,
         }
     }
@@ -84,7 +75,8 @@ impl RdmaFunction {
                 fabric: &mut self.wires,
                 now,
             };
-            self.device.engine().receive(from, packet, &mut cx);
+            let request = self.device.engine().receive(from, packet, &mut cx);
+            self.wires.reuse(request);
         }
         self.wires.release();
         let mut cx = Context {
@@ -99,8 +91,8 @@ impl RdmaFunction {
 
     /// Asks for wake-ups. Answers whether there is work already.
     pub fn arm(&mut self) -> bool {
-        let busy = self.doorbells.is_rung()
-            || self.device.patience(Instant::now()) == Some(Duration::ZERO);
+        let busy =
+            self.device.is_rung() || self.device.patience(Instant::now()) == Some(Duration::ZERO);
         if self.bus_master && busy || self.wires.arm() {
             return true;
         }
@@ -117,6 +109,7 @@ impl RdmaFunction {
 
     /// Takes the wish for wake-ups back.
     pub fn disarm(&mut self) {
+        self.device.woke();
         self.wires.disarm();
         for link in self.links.iter_mut() {
             link.port.disarm();

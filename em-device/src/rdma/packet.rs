@@ -198,11 +198,18 @@ pub enum Route {
 pub trait Fabric {
     /// Sends a packet; packets to one peer arrive in order or not at all.
     fn send(&mut self, peer: Peer, packet: &Packet) -> Result<(), NotSent>;
+    /// How much was sent to a peer so far, for [`Self::is_taken`].
+    fn position(&self, peer: Peer) -> u64;
+    /// Whether a peer has taken what was sent to it before `position`, or never will.
+    fn is_taken(&mut self, peer: Peer, position: u64) -> bool;
     /// A file of a peer's memory, by the number that its [`Segment`]s name; `None` when it is not
     /// known here (yet).
     fn file(&self, peer: Peer, file: u64) -> Option<&dot_iommu::HostMapping>;
     /// The way to a destination of a datagram.
     fn route(&mut self, to: &Destination) -> Route;
+    /// Whether a peer has handled all that was sent to it: nobody looks at the bytes any more that
+    /// those packets refer to.
+    fn is_handled(&mut self, peer: Peer) -> bool;
     /// This function's LID and GID table.
     fn addresses(&self) -> &Addresses;
 }

@@ -12,6 +12,9 @@ use super::State;
 use super::handle::{Shared, Task};
 use super::spin::Spin;
 
+/// Rounds without work before the core is given to who else wants it: that costs more than a few rounds.
+const PATIENT_ROUNDS: u32 = 4;
+
 /// The worker.
 pub(super) struct Worker {
     shared: Arc<Shared>,
@@ -37,6 +40,7 @@ impl Worker {
         let shared = self.shared.clone();
         let mut state = shared.lock();
         let mut idle_since = None;
+        let mut idle_rounds = 0u32;
         loop {
             let Some(tasks) = self.run_tasks(&mut state) else {
                 return;
@@ -44,12 +48,16 @@ impl Worker {
             if state.turn() || tasks {
                 shared.worked(&mut state);
                 idle_since = None;
+                idle_rounds = 0;
                 continue;
             }
             let since = *idle_since.get_or_insert_with(Instant::now);
             if since.elapsed() < self.spin.window() {
-                // On a busy host the guest that makes the work may need this core.
-                std::thread::yield_now();
+                idle_rounds = idle_rounds.saturating_add(1);
+                if idle_rounds >= PATIENT_ROUNDS {
+                    // On a busy host the guest that makes the work may need this core.
+                    std::thread::yield_now();
+                }
                 continue;
             }
             idle_since = None;

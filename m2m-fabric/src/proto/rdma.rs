@@ -61,6 +61,13 @@ pub enum RdmaRequest {
         /// The last generation that is not valid.
         generation: u64,
     },
+    /// OM → EM: the administrator lets a function's link be up or not; its driver is told.
+    SetLink {
+        /// The function.
+        function: u32,
+        /// Whether it may be up.
+        up: bool,
+    },
 }
 
 /// A destination as an address vector names it.

@@ -247,14 +247,24 @@ impl Subnet {
         self.revoke(&gone)
     }
 
-    /// The administrator lets the link of a function be up or not.
+    /// The administrator lets the link of a function be up or not. Its EM is told whenever that
+    /// changes; an EM that comes later has it from the function's description.
     pub fn set_link(&mut self, function: u32, up: bool) -> Vec<Order> {
-        if up {
-            self.barred.remove(&function);
+        let Some(em) = self.ports.get(&function).map(|port| port.em) else {
             return Vec::new();
+        };
+        let (changed, mut orders) = match up {
+            true => (self.barred.remove(&function), Vec::new()),
+            false => (self.barred.insert(function), self.revoke(&[function])),
+        };
+        if changed {
+            orders.push(Order {
+                em,
+                request: RdmaRequest::SetLink { function, up },
+                fds: Vec::new(),
+            });
         }
-        self.barred.insert(function);
-        self.revoke(&[function])
+        orders
     }
 
     /// Ends the paths from and to some functions, and tells the EMs that are up.
@@ -446,6 +456,14 @@ mod tests {
             .collect()
     }
 
+    fn link(order: Option<Order>) -> Option<(usize, u32, bool)> {
+        let order = order?;
+        match order.request {
+            RdmaRequest::SetLink { function, up } => Some((order.em, function, up)),
+            _ => None,
+        }
+    }
+
     #[test]
     fn paths_end_with_the_em_of_the_peer_and_its_gids_are_forgotten() {
         let mut s = subnet();
@@ -473,14 +491,16 @@ mod tests {
         let there = s.resolve(0, &at_lid(2)).unwrap().generation;
         let back = s.resolve(1, &at_lid(1)).unwrap().generation;
         s.resolve(2, &at_lid(2)).unwrap();
-        let orders = s.set_link(0, false);
+        let mut orders = s.set_link(0, false);
+        assert_eq!(link(orders.pop()), Some((0, 0, false)));
         assert_eq!(revocations(&orders), [(0, 0, 1, there), (1, 1, 0, back)]);
+        assert!(s.set_link(0, false).is_empty(), "it is told once");
         for (function, lid) in [(0, 2), (1, 1)] {
             let e = peer(&mut s, function, at_lid(lid)).unwrap_err();
             assert_eq!(e, "the link of f0 is down");
         }
         assert_eq!(peer(&mut s, 2, at_lid(2)), Ok(1));
-        assert!(s.set_link(0, true).is_empty());
+        assert_eq!(link(s.set_link(0, true).pop()), Some((0, 0, true)));
         assert_eq!(peer(&mut s, 1, at_lid(1)), Ok(0));
     }
 

@@ -9,6 +9,7 @@ mod objects;
 mod queues;
 
 use crate::client::{Client, Vmm};
+use crate::mapped::MappedRegion;
 use crate::memory::GuestMemory;
 use crate::pci::Function;
 use crate::virtio_net::Guest;
@@ -44,6 +45,8 @@ pub struct Mlx5 {
     pub lid: u16,
     eq: u64,
     eq_index: u32,
+    /// Doorbell pages, when the server lets the VMM map them.
+    mapped: Option<MappedRegion>,
 }
 
 /// Bytes of mailboxes for input: page lists of a little more than 1 GiB.
@@ -64,6 +67,7 @@ impl Mlx5 {
         for range in memory.ranges() {
             vmm.map(&memory, range)?;
         }
+        let mapped = vmm.map_region(0)?;
         let pci = Function::probe(vmm.as_mut())?;
         if (pci.vendor, pci.device) != (0x15b3, 0x101e) {
             return Err(Error::Device(format!(
@@ -84,6 +88,7 @@ impl Mlx5 {
             lid: 0,
             eq: 0,
             eq_index: 0,
+            mapped,
         };
         driver.switch_on()?;
         Ok(driver)
@@ -172,6 +177,20 @@ impl Mlx5 {
         self.vmm.write(0, offset, &value.to_be_bytes())
     }
 
+    /// Whether doorbells are stores to memory instead of messages.
+    pub fn has_mapped_doorbells(&self) -> bool {
+        self.mapped.is_some()
+    }
+
+    /// Rings in the doorbell page.
+    fn doorbell(&mut self, place: u64, data: &[u8]) -> Result<()> {
+        let at = u64::from(self.uar) * 4096 + place;
+        match &self.mapped {
+            Some(mapped) if mapped.store(at, data) => Ok(()),
+            _ => self.vmm.write(0, at, data),
+        }
+    }
+
     /// Whether the vector was signalled since the last question.
     pub fn interrupted(&self, vector: u16) -> bool {
         let mut count = [0; 8];
@@ -202,6 +221,6 @@ impl Mlx5 {
     /// The access failed.
     pub fn arm_eq(&mut self) -> Result<()> {
         let word = u32::from(self.eqn) << 24 | self.eq_index & 0xff_ffff;
-        self.write32(u64::from(self.uar) * 4096 + 0x40, word)
+        self.doorbell(0x40, &word.to_be_bytes())
     }
 }

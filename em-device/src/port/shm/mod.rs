@@ -22,7 +22,7 @@ mod wake;
 
 #[cfg(test)]
 mod stress_tests;
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod test_support;
 #[cfg(test)]
 mod tests;
@@ -38,6 +38,7 @@ use m2m_fabric::proto::{LinkStats, SHM_LINK_BYTES};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use thiserror::Error;
+use vm_memory::VolatileSlice;
 
 /// Why a wire could not be attached.
 #[derive(Debug, Error)]
@@ -152,9 +153,29 @@ impl ShmPort {
         Ok(port)
     }
 
-    /// As [`Port::receive`], but the room of what was taken is given back by [`Self::release`] only:
-    /// the peer can tell by that when its records are done with.
-    pub fn receive_held(&mut self, budget: usize, sink: &mut dyn RxSink) -> usize {
+    /// Takes records that are no frames but bytes of the peer's, at most `budget`. Their room is given back by
+    /// [`Self::release`] only: the peer can tell by that when its records are done with.
+    pub fn receive_bytes(
+        &mut self,
+        budget: usize,
+        take: &mut dyn FnMut(VolatileSlice<'_>),
+    ) -> usize {
+        let counters = &mut self.counters;
+        let batch = match &self.down {
+            None => self.consumer.batch(budget, &mut |_, bytes| {
+                counters.received(bytes.len());
+                take(bytes);
+                true
+            }),
+            Some(_) => Ok(0),
+        };
+        batch.unwrap_or_else(|reason| {
+            self.go_down(reason);
+            0
+        })
+    }
+
+    fn receive_held(&mut self, budget: usize, sink: &mut dyn RxSink) -> usize {
         if self.down.is_some() {
             return 0;
         }
@@ -217,6 +238,43 @@ impl ShmPort {
         })
     }
 
+    /// Sends bytes that are no frame, for the peer's [`Self::receive_bytes`].
+    ///
+    /// # Errors
+    /// As [`Port::transmit`].
+    pub fn transmit_bytes(&mut self, bytes: &[u8]) -> Result<(), TxError> {
+        self.transmit_record(bytes.len(), |producer| producer.push_bytes(bytes))
+    }
+
+    #[inline]
+    fn transmit_record(
+        &mut self,
+        len: usize,
+        push: impl FnOnce(&mut Producer) -> Result<Pushed, Corrupt>,
+    ) -> Result<(), TxError> {
+        if !(MIN_FRAME..=MAX_FRAME).contains(&len) {
+            self.counters.dropped("bad_length");
+            return Err(TxError::TooLong);
+        }
+        // What is for a peer that is not there yet would be old when it comes.
+        if !self.carrier() {
+            self.counters.dropped("no_carrier");
+            return Err(TxError::Down);
+        }
+        match push(&mut self.producer) {
+            Ok(Pushed::Done) => {
+                self.counters.sent(len);
+                Ok(())
+            }
+            Ok(Pushed::Full) => Err(TxError::Full),
+            Err(reason) => {
+                self.go_down(reason);
+                self.counters.dropped("no_carrier");
+                Err(TxError::Down)
+            }
+        }
+    }
+
     fn go_down(&mut self, reason: Corrupt) {
         log::error!("{} goes down: {reason}", self.name);
         self.down = Some(reason.to_string());
@@ -240,27 +298,7 @@ impl Port for ShmPort {
     }
 
     fn transmit(&mut self, frame: &Frame<'_>) -> Result<(), TxError> {
-        if !(MIN_FRAME..=MAX_FRAME).contains(&frame.len()) {
-            self.counters.dropped("bad_length");
-            return Err(TxError::TooLong);
-        }
-        // Frames for a peer that is not there yet would be old when it comes.
-        if !self.carrier() {
-            self.counters.dropped("no_carrier");
-            return Err(TxError::Down);
-        }
-        match self.producer.push(frame) {
-            Ok(Pushed::Done) => {
-                self.counters.sent(frame.len());
-                Ok(())
-            }
-            Ok(Pushed::Full) => Err(TxError::Full),
-            Err(reason) => {
-                self.go_down(reason);
-                self.counters.dropped("no_carrier");
-                Err(TxError::Down)
-            }
-        }
+        self.transmit_record(frame.len(), |producer| producer.push(frame))
     }
 
     fn flush(&mut self) {

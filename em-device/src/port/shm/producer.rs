@@ -3,8 +3,9 @@
 use super::Corrupt;
 use super::record::{ALIGN, Header, record_len};
 use super::ring_mem::{ATTACHED, LEFT, RING, RingMem};
-use crate::frame::{Frame, MAX_FRAME};
+use crate::frame::{Frame, FrameMeta, MAX_FRAME};
 use std::sync::atomic::{Ordering, fence};
+use vm_memory::VolatileSlice;
 
 /// Bytes after which records become visible without a flush, so that a polling consumer works on the
 /// first half of a burst while the second is being written.
@@ -108,7 +109,26 @@ impl Producer {
 
     /// Writes a record. `frame` is no longer than [`MAX_FRAME`].
     pub(super) fn push(&mut self, frame: &Frame<'_>) -> Result<Pushed, Corrupt> {
-        let len = frame.len();
+        self.record(frame.len(), frame.meta, |space| {
+            frame.copy_into(0, &[space], 0);
+        })
+    }
+
+    /// Writes a record of these bytes, no more than [`MAX_FRAME`].
+    #[inline]
+    pub(super) fn push_bytes(&mut self, bytes: &[u8]) -> Result<Pushed, Corrupt> {
+        self.record(bytes.len(), FrameMeta::default(), |space| {
+            space.copy_from(bytes);
+        })
+    }
+
+    #[inline]
+    fn record(
+        &mut self,
+        len: usize,
+        meta: FrameMeta,
+        fill: impl FnOnce(VolatileSlice<'_>),
+    ) -> Result<Pushed, Corrupt> {
         debug_assert!(len <= MAX_FRAME);
         let record = record_len(len);
         if self.room() < record {
@@ -121,7 +141,7 @@ impl Producer {
         self.stop_waiting();
         let header = Header {
             len: len as u32,
-            meta: frame.meta,
+            meta,
         };
         // Neither can fail: `tail` is aligned, and the record fits in the ring.
         let stored = self.ring.store_header(self.tail, header.to_words());
@@ -129,7 +149,7 @@ impl Producer {
         let (Some(()), Some(space)) = (stored, space) else {
             return Ok(Pushed::Full);
         };
-        frame.copy_into(0, &[space], 0);
+        fill(space);
         self.tail = self.tail.wrapping_add(record as u64);
         if self.tail.wrapping_sub(self.published) >= PUBLISH_BYTES {
             self.publish();

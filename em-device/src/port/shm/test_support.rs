@@ -1,5 +1,7 @@
 //! Wires for tests.
 
+#![allow(clippy::unwrap_used, dead_code)]
+
 use super::ShmPort;
 use crate::frame::{Frame, FrameMeta};
 use crate::port::{Port, Rx};

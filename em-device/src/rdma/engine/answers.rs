@@ -4,7 +4,7 @@ use super::Context;
 use super::memory::{Fault, Part};
 use super::psn;
 use super::qp::Qp;
-use super::requester::Fate;
+use super::requester::{Fate, UNRELIABLE_LOOK, UNRELIABLE_WAIT};
 use super::tables::Shared;
 use super::timers::{Kind, rnr_time};
 use crate::rdma::packet::Verdict;
@@ -117,6 +117,7 @@ impl<F: Front> Qp<F> {
             r.retries = 0;
             r.rnr_retries = 0;
             r.unknown = None;
+            r.untaken = None;
             // After going back, the answer may be to the first attempt.
             while let Some(flight) = r.flight.get(r.cursor) {
                 if flight.psns == 0 && flight.fate == Fate::Done {
@@ -251,18 +252,54 @@ impl<F: Front> Qp<F> {
         }
     }
 
+    /// Whether the peer's thread has not come to what was sent to it, as on a host that is busy with
+    /// other things: nothing is lost then, and to send again would not help. A peer that never comes
+    /// back is the OM's to notice, which then takes the path away.
+    fn peer_is_held_up(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(path) = self.attributes.path else {
+            return false;
+        };
+        let untaken = &mut self.requester.untaken;
+        let until = untaken
+            .take()
+            .unwrap_or_else(|| cx.fabric.position(path.peer));
+        // The same place as before: others' requests to this peer must not count.
+        *untaken = (!cx.fabric.is_taken(path.peer, until)).then_some(until);
+        untaken.is_some()
+    }
+
+    /// Whether no answer of an unreliable connection will come: the peer handled all that was sent, and
+    /// its queue pair did not want it.
+    fn is_lost(&self, cx: &mut Context<'_>) -> bool {
+        let since = self.requester.silent.unwrap_or(cx.now);
+        let peer = self.attributes.path.map(|path| path.peer);
+        cx.now.saturating_duration_since(since) >= UNRELIABLE_WAIT
+            || peer.is_none_or(|peer| cx.fabric.is_handled(peer))
+    }
+
     /// A timer is due.
     pub(super) fn timed_out(&mut self, kind: Kind, sh: &mut Shared<F>, cx: &mut Context<'_>) {
         match kind {
-            Kind::Pause => self.pause_timer.due = None,
+            Kind::Pause => {
+                self.pause_timer.due = None;
+                self.receive_rung |= self.state == QpState::Error;
+            }
             Kind::Answer => {
                 self.answer_timer.due = None;
                 if !self.sends() || !self.requester.waits() {
                     return;
                 }
+                if self.service == Service::Rc && self.peer_is_held_up(cx) {
+                    self.restart_timer(cx.now);
+                    return;
+                }
                 if self.service == Service::Rc {
                     sh.counters.timeouts += 1;
                     self.retry(sh, cx);
+                    return;
+                }
+                if self.service == Service::Uc && !self.is_lost(cx) {
+                    self.answer_timer.due = cx.now.checked_add(UNRELIABLE_LOOK);
                     return;
                 }
                 // Nobody takes these bytes any more.

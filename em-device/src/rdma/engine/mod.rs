@@ -147,8 +147,6 @@ pub struct Engine<F: Front> {
     timers: timers::Timers,
     /// Whether all of [`Self::ready`] wait for room in the fabric or for a route.
     blocked: bool,
-    /// Until when READs that were given up may still be done by a peer.
-    linger_until: Option<Instant>,
 }
 
 impl<F: Front> Engine<F> {
@@ -160,7 +158,6 @@ impl<F: Front> Engine<F> {
             ready: VecDeque::new(),
             timers: timers::Timers::default(),
             blocked: false,
-            linger_until: None,
         }
     }
 
@@ -291,8 +288,16 @@ impl<F: Front> Engine<F> {
     /// Removes a queue pair, whatever its state.
     pub fn remove_qp(&mut self, num: QpNum) -> Result<(), Refused> {
         let qp = self.qps.remove(num.0).ok_or(Refused::Unknown)?;
-        self.shared.in_flight -= qp.requester.flight.len();
-        self.shared.lingers |= qp.requester.reads != 0;
+        let qps = &self.qps;
+        for timer in [&qp.answer_timer, &qp.pause_timer] {
+            self.timers.forget(timer, |num, kind| {
+                let qp = qps.get(num.0)?;
+                match kind {
+                    timers::Kind::Answer => qp.answer_timer.armed(),
+                    timers::Kind::Pause => qp.pause_timer.armed(),
+                }
+            });
+        }
         let srq = match qp.receive_from {
             ReceiveFrom::Shared(srq) => Some(srq),
             _ => None,
@@ -305,10 +310,11 @@ impl<F: Front> Engine<F> {
         Ok(())
     }
 
-    /// Whether requests are under way: peers may be using this function's memory. After READs that
-    /// were given up without an answer, which a peer may still do, this stays so for half a second.
-    pub fn has_outstanding(&self) -> bool {
-        self.shared.in_flight != 0 || self.shared.lingers || self.linger_until.is_some()
+    /// Whether requests are under way.
+    #[cfg(test)]
+    fn has_outstanding(&self) -> bool {
+        let mut qps = (0..self.qps.end()).filter_map(|num| self.qps.get(num));
+        qps.any(|qp| !qp.requester.flight.is_empty())
     }
 
     /// The next news.

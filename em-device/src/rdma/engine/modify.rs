@@ -211,7 +211,7 @@ impl<F: Front> Engine<F> {
             qp.requester.start(psn);
         }
         match to {
-            QpState::Reset => qp.reset(&mut self.shared),
+            QpState::Reset => qp.reset(),
             QpState::Error => qp.enter_error(&mut self.shared, cx),
             QpState::Sqd if from == QpState::Rts => drain(qp, &mut self.shared),
             _ => qp.state = to,

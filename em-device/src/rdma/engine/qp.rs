@@ -2,6 +2,7 @@
 
 use super::requester::Requester;
 use super::responder::Responder;
+use super::run::LISTS;
 use super::tables::Shared;
 use super::timers::Timer;
 use super::{Context, Notice, QpSetup};
@@ -9,9 +10,14 @@ use crate::rdma::verbs::{
     Completion, CqNum, Done, Front, Next, Path, Pd, QpNum, QpState, ReceiveFrom, ReceiveQueue,
     ReceiveRequest, Rights, SendQueue, Service, SrqNum, Status,
 };
+use std::time::Duration;
 
 /// Entries of one work queue that are flushed in one turn.
 const FLUSH: usize = 256;
+
+/// Until the next look at the receive queue of a queue pair in error, at first and at most: drivers
+/// post receives without a doorbell. Those that wait for the end of one post it at once.
+const LOOK: (Duration, Duration) = (Duration::from_micros(200), Duration::from_secs(1));
 
 /// What [`super::Engine::modify_qp`] sets.
 #[derive(Debug, Clone)]
@@ -73,6 +79,8 @@ pub(super) struct Qp<F: Front> {
     pub(super) rung: bool,
     /// In state [`QpState::Error`]: whether the receive queue may have entries.
     pub(super) receive_rung: bool,
+    /// Until the next look at the receive queue in that state.
+    look: Duration,
     pub(super) requester: Requester,
     pub(super) responder: Responder,
     /// For [`super::timers::Kind::Answer`].
@@ -108,6 +116,7 @@ impl<F: Front> Qp<F> {
             ready: false,
             rung: false,
             receive_rung: false,
+            look: LOOK.0,
             requester: Requester::default(),
             responder: Responder::default(),
             answer_timer: Timer::default(),
@@ -187,6 +196,7 @@ impl<F: Front> Qp<F> {
         }
         self.rung = true;
         self.receive_rung = true;
+        self.look = LOOK.0;
     }
 
     /// To [`QpState::Sqe`]: receives go on.
@@ -199,11 +209,9 @@ impl<F: Front> Qp<F> {
 
     fn flush_in_flight(&mut self, sh: &mut Shared<F>, cx: &Context<'_>) {
         while let Some(flight) = self.requester.flight.pop_front() {
-            sh.in_flight -= 1;
             let done = flight.done();
             self.complete_send(flight.request.cookie, done, Status::Flushed, sh, cx);
         }
-        sh.lingers |= self.requester.reads != 0;
         self.requester.stop();
         self.answer_timer.due = None;
         self.pause_timer.due = None;
@@ -221,20 +229,26 @@ impl<F: Front> Qp<F> {
                     None => Next::Empty,
                 };
                 let (cookie, done) = match next {
-                    Next::Entry(request) => (
-                        request.cookie,
-                        super::requester::done_of(&request.operation),
-                    ),
+                    Next::Entry(request) => {
+                        sh.charge(&request);
+                        let done = super::requester::done_of(&request.operation);
+                        (request.cookie, done)
+                    }
                     Next::Bad(cookie) => (cookie, Done::Send),
                     Next::Empty | Next::Unreadable => break,
                 };
                 did = true;
                 self.complete_send(cookie, done, Status::Flushed, sh, cx);
                 self.rung = n == FLUSH - 1;
+                if sh.spent > LISTS {
+                    self.rung = true;
+                    break;
+                }
             }
         }
         if self.receive_rung && self.state == QpState::Error {
             self.receive_rung = false;
+            let mut found = false;
             for n in 0..FLUSH {
                 let request = match self.receive.as_mut().map(|queue| queue.next(cx.memory)) {
                     Some(Next::Entry(request)) => request,
@@ -245,18 +259,24 @@ impl<F: Front> Qp<F> {
                     _ => break,
                 };
                 did = true;
+                found = true;
                 let taken = Taken { request, srq: None };
                 self.complete_receive(&taken, Status::Flushed, sh, cx);
                 self.receive_rung = n == FLUSH - 1;
+            }
+            if self.receive.is_some() {
+                self.look = match found {
+                    true => LOOK.0,
+                    false => (self.look * 2).min(LOOK.1),
+                };
+                self.pause_timer.due = cx.now.checked_add(self.look);
             }
         }
         (did, self.rung || self.receive_rung)
     }
 
     /// To [`QpState::Reset`]: forgets all work.
-    pub(super) fn reset(&mut self, sh: &mut Shared<F>) {
-        sh.in_flight -= self.requester.flight.len();
-        sh.lingers |= self.requester.reads != 0;
+    pub(super) fn reset(&mut self) {
         self.state = QpState::Reset;
         self.attributes = Attributes::default();
         self.draining = false;

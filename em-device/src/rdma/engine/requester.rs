@@ -5,6 +5,7 @@ use super::psn;
 use super::qp::Qp;
 use super::tables::Shared;
 use super::{Context, Notice};
+use crate::rdma::engine::run::LISTS;
 use crate::rdma::packet::{Body, MAX_INLINE, NotSent, Payload, Request};
 use crate::rdma::verbs::{
     Data, Done, Front, MAX_SGE, Next, Operation, QpState, RegionChange, SendQueue, Service, Status,
@@ -24,8 +25,10 @@ const WINDOW: u32 = 8 << 20;
 const TURN: usize = 32;
 /// Gathered bytes up to which copying them into the packet is faster than saying where they are.
 const COPIED: u32 = 64;
-/// How long an unreliable service's request waits for word that its bytes were copied.
-const UNRELIABLE_WAIT: Duration = Duration::from_millis(500);
+/// How long an unreliable service's request waits for word that its bytes were copied, and how often
+/// it is asked whether word will come at all.
+pub(super) const UNRELIABLE_WAIT: Duration = Duration::from_millis(500);
+pub(super) const UNRELIABLE_LOOK: Duration = Duration::from_millis(1);
 
 /// How far a request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,8 +112,12 @@ pub(super) struct Requester {
     pub(super) retries: u8,
     /// As [`Self::retries`], for want of a receive.
     pub(super) rnr_retries: u8,
+    /// Where the wire was when a timer found that the responder had not taken what was sent to it.
+    pub(super) untaken: Option<u64>,
     /// Since when the responder does not know this memory, and how long the next pause is.
     pub(super) unknown: Option<(Instant, Duration)>,
+    /// Since when an unreliable service has had no answer.
+    pub(super) silent: Option<Instant>,
 }
 
 impl Requester {
@@ -129,6 +136,8 @@ impl Requester {
         self.retries = 0;
         self.rnr_retries = 0;
         self.unknown = None;
+        self.untaken = None;
+        self.silent = None;
         self.sent = self.next_psn;
         self.unacknowledged = self.next_psn;
     }
@@ -169,7 +178,7 @@ impl<F: Front> Qp<F> {
         // A 1 GiB message must not keep the others waiting.
         let mut packets = 2 * TURN;
         while matches!(self.state, QpState::Rts | QpState::Sqd) && self.pause_timer.due.is_none() {
-            if budget == 0 || packets == 0 {
+            if budget == 0 || packets == 0 || sh.spent > LISTS {
                 turn.more = true;
                 break;
             }
@@ -210,13 +219,17 @@ impl<F: Front> Qp<F> {
     }
 
     /// Takes the next request. `false`: there is none.
+    #[inline]
     fn take(&mut self, sh: &mut Shared<F>, cx: &mut Context<'_>) -> bool {
         let next = match &mut self.send {
             Some(queue) => queue.next(cx.memory, &sh.regions),
             None => Next::Empty,
         };
         let flight = match next {
-            Next::Entry(request) => self.admit(request),
+            Next::Entry(request) => {
+                sh.charge(&request);
+                self.admit(request)
+            }
             Next::Bad(cookie) => Flight {
                 request: WorkRequest {
                     cookie,
@@ -243,11 +256,11 @@ impl<F: Front> Qp<F> {
         };
         self.requester.next_psn = flight.end();
         self.requester.flight.push_back(flight);
-        sh.in_flight += 1;
         true
     }
 
     /// Checks what needs no look at memory.
+    #[inline]
     fn admit(&self, request: WorkRequest) -> Flight {
         let (len, known_bytes) = match &request.data {
             Data::Gather(sges) => {
@@ -348,7 +361,7 @@ impl<F: Front> Qp<F> {
         let Some(flight) = r.flight.get_mut(r.cursor) else {
             return Step::Wait;
         };
-        let Operation::Register(change) = &flight.request.operation else {
+        let Operation::Register(change) = &mut flight.request.operation else {
             return Step::Wait;
         };
         let region = sh.regions.get(change.key.0 >> 8);
@@ -358,6 +371,8 @@ impl<F: Front> Qp<F> {
         }
         let own = region.is_some_and(|region| self.registers_all || region.pd == self.pd);
         flight.fate = register(sh, change, own);
+        // Many that wait for one before them to complete would hold as many lists.
+        change.translation = None;
         if flight.fate == Fate::Done {
             r.cursor += 1;
         }
@@ -390,28 +405,38 @@ impl<F: Front> Qp<F> {
         };
         let last = r.offset + len >= flight.len;
         let (action, tail) = action(flight, r.offset, last);
-        let waits = reliable || r.offset != 0 || matches!(payload, Payload::Segments(_));
+        let mut waits = reliable || r.offset != 0 || matches!(payload, Payload::Segments(_));
         let at = psn::add(flight.psn, r.offset >> shift);
         let packet = &mut sh.packet;
         packet.to = self.attributes.dest_qp;
         packet.from = self.num;
         packet.psn = at;
         if let Body::Request(request) = &mut packet.body {
-            **request = Request {
-                action,
-                first: r.offset == 0,
-                last,
-                tail,
-                solicited: flight.request.solicited && last,
-                payload,
-                datagram: None,
-                acknowledge: waits,
-            };
+            // One by one: a whole one would be made elsewhere first and copied.
+            let Request {
+                action: to_action,
+                first,
+                last: is_last,
+                tail: to_tail,
+                solicited,
+                payload: to_payload,
+                datagram,
+                acknowledge,
+            } = &mut **request;
+            *to_action = action;
+            *first = r.offset == 0;
+            *is_last = last;
+            *to_tail = tail;
+            *solicited = flight.request.solicited && last;
+            *to_payload = payload;
+            *datagram = None;
+            *acknowledge = waits;
         }
         match cx.fabric.send(path.peer, packet) {
             Err(NotSent::Full) => return Step::Full,
-            // As if it were lost on the way: the timer tells.
-            Ok(()) | Err(NotSent::Gone) => {}
+            Ok(()) => {}
+            // As if it were lost on the way: the timer tells, if there is an answer to wait for.
+            Err(NotSent::Gone) => waits &= reliable || r.offset != 0,
         }
         if r.offset == 0 && flight.is_read() {
             r.reads += 1;
@@ -442,8 +467,10 @@ impl<F: Front> Qp<F> {
     pub(super) fn restart_timer(&mut self, now: Instant) {
         let time = match self.service {
             Service::Rc => super::timers::ack_timeout(self.attributes.timeout),
-            Service::Uc | Service::Ud => Some(UNRELIABLE_WAIT),
+            Service::Uc => Some(UNRELIABLE_LOOK),
+            Service::Ud => Some(UNRELIABLE_WAIT),
         };
+        self.requester.silent = Some(now);
         self.answer_timer.due = time
             .filter(|_| self.requester.waits())
             .and_then(|time| now.checked_add(time));
@@ -470,10 +497,10 @@ impl<F: Front> Qp<F> {
             if !done || r.cursor == 0 {
                 break;
             }
-            let Some(flight) = r.flight.pop_front() else {
+            // What is needed of it is looked at in its place: it is large.
+            let Some(flight) = r.flight.front() else {
                 break;
             };
-            sh.in_flight -= 1;
             r.cursor -= 1;
             if flight.is_read() {
                 r.reads = r.reads.saturating_sub(1);
@@ -482,12 +509,14 @@ impl<F: Front> Qp<F> {
             if psn::since(flight.end(), r.unacknowledged) > 0 {
                 r.unacknowledged = flight.end();
             }
-            count(&flight, sh);
+            count(flight, sh);
             log::trace!("QP {:#x} done: {:?}", self.num.0, flight.request.operation);
-            if flight.request.signaled {
-                let cookie = flight.request.cookie;
-                let mut completion = self.completion(cookie, flight.done(), Status::Success);
-                completion.len = flight.len;
+            let (cookie, len, done) = (flight.request.cookie, flight.len, flight.done());
+            let signaled = flight.request.signaled;
+            r.flight.pop_front();
+            if signaled {
+                let mut completion = self.completion(cookie, done, Status::Success);
+                completion.len = len;
                 if !sh.complete(self.send_cq, &completion, cx) {
                     self.fatal(sh, cx);
                     return;
@@ -511,7 +540,6 @@ impl<F: Front> Qp<F> {
                 self.num.0,
                 flight.request
             );
-            sh.in_flight -= 1;
             sh.counters.failed += 1;
             self.complete_send(flight.request.cookie, flight.done(), status, sh, cx);
         }

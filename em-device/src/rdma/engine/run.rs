@@ -3,7 +3,7 @@
 use super::requester::Turn;
 use super::timers::Kind;
 use super::{Context, Engine};
-use crate::rdma::packet::{Body, NotSent, Packet, Verdict};
+use crate::rdma::packet::{Body, NotSent, Packet, Request, Verdict};
 use crate::rdma::verbs::{Front, Peer, QpNum, QpState, Service, Status};
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 const BACKLOG: usize = 4096;
 /// How soon those that wait for room or a route try again by themselves.
 const BLOCKED: Duration = Duration::from_millis(1);
-/// How long a READ that was given up may still be done by a peer.
-const LINGER: Duration = Duration::from_millis(500);
+/// Bytes of page lists that one turn makes: much more would keep other functions waiting.
+pub(super) const LISTS: usize = 64 << 20;
 
 impl<F: Front> Engine<F> {
     /// Something may have been posted to a send queue.
@@ -26,15 +26,15 @@ impl<F: Front> Engine<F> {
         }
     }
 
-    /// Something may have been posted to a receive queue. Without this, what is posted to a queue
-    /// pair in error is not flushed.
+    /// Looks with `posted` whether something was posted to a send queue whose doorbell was not seen.
     #[inline]
-    pub fn ring_receive(&mut self, num: QpNum) {
-        let qp = self.qps.get_mut(num.0);
-        if let Some(qp) = qp.filter(|qp| qp.state == QpState::Error) {
-            qp.receive_rung = true;
-            self.mark(num);
+    pub fn look(&mut self, num: QpNum, posted: impl FnOnce(&F::Send) -> bool) -> bool {
+        let qp = self.qps.get(num.0).filter(|qp| !qp.rung);
+        let new = qp.and_then(|qp| qp.send.as_ref()).is_some_and(posted);
+        if new {
+            self.ring(num);
         }
+        new
     }
 
     /// Puts a queue pair in the list of those that have something to do.
@@ -52,10 +52,7 @@ impl<F: Front> Engine<F> {
     /// One round: sends what was posted, timers. Answers whether anything was done.
     pub fn turn(&mut self, cx: &mut Context<'_>) -> bool {
         let mut did = self.send_backlog(cx);
-        if std::mem::take(&mut self.shared.lingers) {
-            self.linger_until = cx.now.checked_add(LINGER);
-        }
-        self.linger_until = self.linger_until.filter(|until| cx.now < *until);
+        self.shared.spent = 0;
         while let Some((at, num, kind)) = self.timers.expired(cx.now) {
             let Some(qp) = self.qps.get_mut(num.0) else {
                 continue;
@@ -73,6 +70,11 @@ impl<F: Front> Engine<F> {
         }
         let mut blocked = true;
         for _ in 0..self.ready.len() {
+            if self.shared.spent > LISTS {
+                // The others have their turn first next time.
+                blocked = false;
+                break;
+            }
             let Some(num) = self.ready.pop_front() else {
                 break;
             };
@@ -117,21 +119,29 @@ impl<F: Front> Engine<F> {
         }
     }
 
-    /// A packet came in. Acknowledgements may wait for the end of the next turn.
-    pub fn receive(&mut self, from: Peer, packet: Packet, cx: &mut Context<'_>) {
+    /// A packet came in. Acknowledgements may wait for the end of the next turn. Gives a request's box back,
+    /// which the next one can use.
+    pub fn receive(
+        &mut self,
+        from: Peer,
+        packet: Packet,
+        cx: &mut Context<'_>,
+    ) -> Option<Box<Request>> {
         let source = (from, packet.from);
         let psn = super::psn::add(packet.psn, 0);
         let qp = self.qps.get_mut(packet.to.0);
-        match (packet.body, qp) {
-            (Body::Answer(verdict), Some(qp)) => {
+        match packet.body {
+            Body::Answer(verdict) => {
+                let qp = qp?;
                 qp.answered(source, psn, verdict, &mut self.shared, cx);
                 let waiting = qp.requester.cursor < qp.requester.flight.len() || qp.rung;
                 if waiting {
                     self.mark(packet.to);
                 }
                 self.arm(packet.to);
+                None
             }
-            (Body::Request(request), qp) if request.datagram.is_some() => {
+            Body::Request(request) if request.datagram.is_some() => {
                 match qp {
                     Some(qp) => {
                         qp.datagram(source, &request, &mut self.shared, cx);
@@ -150,14 +160,17 @@ impl<F: Front> Engine<F> {
                     };
                     self.answer_datagram(from, answer, cx);
                 }
+                Some(request)
             }
-            (Body::Request(request), Some(qp)) if qp.service != Service::Ud => {
-                qp.requested(source, psn, &request, &mut self.shared, cx);
-                if !qp.responder.answers.is_empty() || qp.state == QpState::Error {
-                    self.mark(packet.to);
+            Body::Request(request) => {
+                if let Some(qp) = qp.filter(|qp| qp.service != Service::Ud) {
+                    qp.requested(source, psn, &request, &mut self.shared, cx);
+                    if !qp.responder.answers.is_empty() || qp.state == QpState::Error {
+                        self.mark(packet.to);
+                    }
                 }
+                Some(request)
             }
-            _ => {}
         }
     }
 
@@ -187,8 +200,7 @@ impl<F: Front> Engine<F> {
             return Some(Duration::ZERO);
         }
         let waits = !self.ready.is_empty() || !self.shared.backlog.is_empty();
-        let timers = [self.timers.next(), self.linger_until];
-        let timer = timers.into_iter().flatten().min();
+        let timer = self.timers.next();
         let timer = timer.map(|at| at.saturating_duration_since(now));
         match (waits.then_some(BLOCKED), timer) {
             (Some(one), Some(other)) => Some(one.min(other)),

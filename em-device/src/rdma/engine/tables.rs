@@ -3,8 +3,8 @@
 use super::{Context, Counters, Notice};
 use crate::rdma::packet::{Action, Body, Packet, Payload, Request, Tail};
 use crate::rdma::verbs::{
-    Completion, CompletionQueue, CqNum, Front, Next, Pd, Peer, Pushed, QpNum, ReceiveQueue,
-    ReceiveRequest, Regions, SrqNum,
+    Completion, CompletionQueue, CqNum, Front, Next, Operation, Pd, Peer, Pushed, QpNum,
+    ReceiveQueue, ReceiveRequest, Regions, SrqNum, Translation, WorkRequest,
 };
 use std::collections::VecDeque;
 
@@ -133,10 +133,8 @@ pub(super) struct Shared<F: Front> {
     pub(super) srqs: Slab<Srq<F::Receive>>,
     pub(super) notices: Notices,
     pub(super) counters: Counters,
-    /// Requests that were taken from send queues and are not completed.
-    pub(super) in_flight: usize,
-    /// READs were given up that a peer may still do.
-    pub(super) lingers: bool,
+    /// What this turn had to do so far, in bytes of page lists.
+    pub(super) spent: usize,
     /// Filled in anew for each request, so that none is allocated.
     pub(super) packet: Packet,
     /// Answers of unreliable services that found no room.
@@ -162,8 +160,7 @@ impl<F: Front> Shared<F> {
             srqs: Slab::default(),
             notices: Notices::default(),
             counters: Counters::default(),
-            in_flight: 0,
-            lingers: false,
+            spent: 0,
             packet: Packet {
                 to: QpNum(0),
                 from: QpNum(0),
@@ -198,6 +195,16 @@ impl<F: Front> Shared<F> {
                 cq.failed = true;
                 self.notices.push(Notice::CqError(num));
                 false
+            }
+        }
+    }
+
+    /// A request was taken from a queue, which may have been much work.
+    #[inline]
+    pub(super) fn charge(&mut self, request: &WorkRequest) {
+        if let Operation::Register(change) = &request.operation {
+            if let Some(Translation::Pages { pages, .. }) = &change.translation {
+                self.spent = self.spent.saturating_add(size_of_val::<[u64]>(pages));
             }
         }
     }

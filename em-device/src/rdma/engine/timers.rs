@@ -5,6 +5,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};
 
+/// Entries of queue pairs that are gone that are kept at least until they are due.
+const STALE: usize = 64;
+
 /// What a queue pair waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
@@ -30,6 +33,8 @@ pub(super) struct Timer {
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     heap: BinaryHeap<Reverse<(Instant, u32, Kind)>>,
+    /// Entries of queue pairs that are gone.
+    stale: usize,
 }
 
 impl Timers {
@@ -54,6 +59,22 @@ impl Timers {
         Some((at, QpNum(num), kind))
     }
 
+    /// A queue pair with this timer is gone. When too many entries are such ones, those are kept that
+    /// `belongs` knows: a driver that makes and destroys queue pairs without end needs no memory.
+    pub(super) fn forget(
+        &mut self,
+        timer: &Timer,
+        belongs: impl Fn(QpNum, Kind) -> Option<Instant>,
+    ) {
+        self.stale += usize::from(timer.armed.is_some());
+        if self.stale <= STALE || self.stale < self.heap.len() / 2 {
+            return;
+        }
+        self.stale = 0;
+        self.heap
+            .retain(|Reverse((at, num, kind))| belongs(QpNum(*num), *kind) == Some(*at));
+    }
+
     /// When the next entry is due.
     pub(super) fn next(&self) -> Option<Instant> {
         self.heap.peek().map(|Reverse((at, _, _))| *at)
@@ -61,6 +82,11 @@ impl Timers {
 }
 
 impl Timer {
+    /// The entry in the heap, if there is one.
+    pub(super) fn armed(&self) -> Option<Instant> {
+        self.armed
+    }
+
     /// An entry for `at` came out of the heap: answers whether the timer is due.
     pub(super) fn fired(&mut self, at: Instant, now: Instant) -> bool {
         if self.armed != Some(at) {
@@ -112,6 +138,26 @@ mod tests {
         assert_eq!(timers.next(), timer.due);
         let (at, _, _) = timers.expired(start + ms(99)).unwrap();
         assert!(timer.fired(at, start + ms(99)));
+    }
+
+    #[test]
+    fn timers_of_queue_pairs_that_are_gone_need_no_memory() {
+        let mut timers = Timers::default();
+        let due = Instant::now() + Duration::from_secs(8000);
+        let until = |due| Timer {
+            due: Some(due),
+            ..Timer::default()
+        };
+        let mut kept = until(due);
+        timers.arm(QpNum(1), Kind::Answer, &mut kept);
+        for n in 2..10_000 {
+            let mut timer = until(due);
+            timers.arm(QpNum(n), Kind::Pause, &mut timer);
+            timers.forget(&timer, |num, _| kept.armed().filter(|_| num == QpNum(1)));
+            assert!(timers.heap.len() <= 2 * STALE);
+        }
+        let (_, num, _) = timers.expired(due).unwrap();
+        assert_eq!(num, QpNum(1));
     }
 
     #[test]

@@ -62,16 +62,21 @@ mod flag {
 /// A packet's bytes.
 pub(super) type Bytes = Vec<u8>;
 
+/// Boxes of requests that are done with.
+#[allow(clippy::vec_box)] // packets hold boxes, so boxes are what is kept
+pub(super) type Spare = Vec<Box<Request>>;
+
 /// Writes a packet; `None` when it is larger than a packet may be.
 pub(super) fn encode(packet: &Packet, to: &mut Bytes) -> Option<()> {
     to.clear();
+    to.resize(HEADER, 0);
     let Packet {
         to: qp, from, psn, ..
     } = packet;
-    let mut header = [0u8; HEADER];
-    put(&mut header, 0, &qp.0.to_ne_bytes());
-    put(&mut header, 4, &from.0.to_ne_bytes());
-    put(&mut header, 8, &psn.to_ne_bytes());
+    let header = to.first_chunk_mut::<HEADER>()?;
+    put(header, 0, &qp.0.to_ne_bytes());
+    put(header, 4, &from.0.to_ne_bytes());
+    put(header, 8, &psn.to_ne_bytes());
     match &packet.body {
         Body::Answer(verdict) => {
             let (kind, code, value) = match *verdict {
@@ -84,16 +89,16 @@ pub(super) fn encode(packet: &Packet, to: &mut Bytes) -> Option<()> {
                 Verdict::Operation => (kind::OPERATION, 0, 0),
                 Verdict::MemoryUnknown => (kind::MEMORY_UNKNOWN, 0, 0),
             };
-            put(&mut header, 12, &[kind, 0, code]);
-            put(&mut header, 24, &value.to_ne_bytes());
-            to.extend_from_slice(&header);
+            put(header, 12, &[kind, 0, code]);
+            put(header, 24, &value.to_ne_bytes());
         }
-        Body::Request(request) => encode_request(request, &mut header, to)?,
+        Body::Request(request) => encode_request(request, to)?,
     }
     Some(())
 }
 
-fn encode_request(request: &Request, header: &mut [u8; HEADER], to: &mut Bytes) -> Option<()> {
+/// The header is there but for what a request has in it.
+fn encode_request(request: &Request, to: &mut Bytes) -> Option<()> {
     let (kind, at, key, total, operands) = match request.action {
         Action::Send => (kind::SEND, 0, MemKey(0), 0, None),
         Action::Write { addr, key, total } => (kind::WRITE, addr, key, total, None),
@@ -130,13 +135,13 @@ fn encode_request(request: &Request, header: &mut [u8; HEADER], to: &mut Bytes) 
     if segments > MAX_SEGMENTS || carried > MAX_INLINE {
         return None;
     }
+    let header = to.first_chunk_mut::<HEADER>()?;
     put(header, 12, &[kind, flags, tail, segments as u8]);
     put(header, 16, &value.to_ne_bytes());
     put(header, 20, &key.0.to_ne_bytes());
     put(header, 24, &at.to_ne_bytes());
     put(header, 32, &total.to_ne_bytes());
     put(header, 36, &(carried as u32).to_ne_bytes());
-    to.extend_from_slice(&header[..]);
     for operand in operands.iter().flatten() {
         to.extend_from_slice(&operand.to_ne_bytes());
     }
@@ -171,8 +176,8 @@ fn encode_request(request: &Request, header: &mut [u8; HEADER], to: &mut Bytes) 
     Some(())
 }
 
-/// Reads a packet; `None` when the bytes are none.
-pub(super) fn decode(bytes: &[u8]) -> Option<Packet> {
+/// Reads a packet; `None` when the bytes are none. A request takes one of the boxes in `spare`, if there is one.
+pub(super) fn decode(bytes: &[u8], spare: &mut Spare) -> Option<Packet> {
     let (header, rest) = bytes.split_first_chunk::<HEADER>()?;
     let [kind, flags, small, segments] = array(header, 12)?;
     let value = u64::from_ne_bytes(array(header, 24)?);
@@ -186,8 +191,16 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Packet> {
         kind::ACCESS => answer(Verdict::Access),
         kind::OPERATION => answer(Verdict::Operation),
         kind::MEMORY_UNKNOWN => answer(Verdict::MemoryUnknown),
-        _ => decode_request(kind, flags, small, segments, header, rest)
-            .map(|request| Body::Request(Box::new(request))),
+        _ => decode_request(kind, flags, small, segments, header, rest).map(|request| {
+            let boxed = match spare.pop() {
+                Some(mut boxed) => {
+                    *boxed = request;
+                    boxed
+                }
+                None => Box::new(request),
+            };
+            Body::Request(boxed)
+        }),
     };
     Some(Packet {
         to: QpNum(u32::from_ne_bytes(array(header, 0)?)),
@@ -407,16 +420,16 @@ mod tests {
             let mut bytes = Bytes::new();
             encode(&packet, &mut bytes).unwrap();
             prop_assert!(bytes.len() <= MAX_BYTES);
-            prop_assert_eq!(decode(&bytes), Some(packet));
+            prop_assert_eq!(decode(&bytes, &mut Vec::new()), Some(packet));
             // Cut anywhere, it is none; but an answer is its header alone.
-            prop_assert_eq!(decode(&bytes[..bytes.len() - 1]), None);
+            prop_assert_eq!(decode(&bytes[..bytes.len() - 1], &mut Vec::new()), None);
         }
 
         #[test]
         fn any_bytes_are_a_packet_within_bounds_or_none(
             bytes in prop::collection::vec(any::<u8>(), 0..MAX_BYTES),
         ) {
-            if let Some(Packet { body: Body::Request(request), .. }) = decode(&bytes) {
+            if let Some(Packet { body: Body::Request(request), .. }) = decode(&bytes, &mut Vec::new()) {
                 match request.payload {
                     Payload::Segments(all) => {
                         prop_assert!(all.iter().map(|s| u64::from(s.len)).sum::<u64>() <= MAX_PAYLOAD.into());

@@ -7,11 +7,10 @@
 mod codec;
 mod routes;
 
-use super::packet::{Addresses, Fabric, NotSent, Packet, Route};
+use super::packet::{Addresses, Fabric, NotSent, Packet, Request, Route};
 use super::verbs::{Destination, Path, Peer};
-use crate::frame::{Frame, FrameMeta};
 use crate::port::shm::ShmPort;
-use crate::port::{Port, Rx, TxError};
+use crate::port::{Port, TxError};
 use dot_iommu::HostMapping;
 use m2m_fabric::proto::LinkStats;
 use routes::Routes;
@@ -19,7 +18,6 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
-use vm_memory::VolatileSlice;
 
 /// Packets to the function itself that wait at most.
 const LOOPBACK: usize = 1024;
@@ -58,6 +56,8 @@ pub struct Wires {
     arrived: Box<[u8; codec::MAX_BYTES]>,
     /// What came and was not handled yet.
     inbox: VecDeque<(Peer, Packet)>,
+    /// Boxes for what comes next.
+    spare: codec::Spare,
 }
 
 impl std::fmt::Debug for Wires {
@@ -84,6 +84,7 @@ impl Wires {
             encoded: codec::Bytes::new(),
             arrived: Box::new([0; codec::MAX_BYTES]),
             inbox: VecDeque::new(),
+            spare: codec::Spare::new(),
         }
     }
 
@@ -149,20 +150,28 @@ impl Wires {
         self.inbox.pop_front()
     }
 
+    /// A request was handled: the next one takes its place, so that none is allocated.
+    #[inline]
+    pub fn reuse(&mut self, request: Option<Box<Request>>) {
+        if self.spare.len() < BURST {
+            self.spare.extend(request);
+        }
+    }
+
     /// Takes what waits on the wires, some of it. Answers whether anything did.
     pub fn collect(&mut self) -> bool {
-        let (inbox, arrived) = (&mut self.inbox, &mut *self.arrived);
+        let (inbox, spare) = (&mut self.inbox, &mut self.spare);
+        let arrived = &mut *self.arrived;
         for wire in &mut self.wires {
             let peer = wire.peer;
-            let mut sink = |frame: &Frame<'_>| {
-                let len = frame.copy_out(0, arrived);
+            wire.port.receive_bytes(BURST, &mut |bytes| {
+                let len = bytes.copy_to(&mut arrived[..]);
                 // What is no packet is lost, as on any wire.
-                if let Some(packet) = arrived.get(..len).and_then(codec::decode) {
+                let packet = arrived.get(..len).filter(|_| len == bytes.len());
+                if let Some(packet) = packet.and_then(|bytes| codec::decode(bytes, spare)) {
                     inbox.push_back((peer, packet));
                 }
-                Rx::Taken
-            };
-            wire.port.receive_held(BURST, &mut sink);
+            });
         }
         !self.inbox.is_empty() || !self.loopback.is_empty()
     }
@@ -238,11 +247,7 @@ impl Fabric for Wires {
         let wire = self.wires.iter_mut().find(|wire| wire.peer == peer);
         let wire = wire.ok_or(NotSent::Gone)?;
         codec::encode(packet, &mut self.encoded).ok_or(NotSent::Gone)?;
-        let parts = [VolatileSlice::from(&mut self.encoded[..])];
-        match wire
-            .port
-            .transmit(&Frame::new(FrameMeta::default(), &parts))
-        {
+        match wire.port.transmit_bytes(&self.encoded) {
             Ok(()) => {
                 wire.dirty = true;
                 Ok(())
@@ -250,6 +255,16 @@ impl Fabric for Wires {
             Err(TxError::Full) => Err(NotSent::Full),
             Err(TxError::TooLong | TxError::Down | TxError::Malformed) => Err(NotSent::Gone),
         }
+    }
+
+    fn position(&self, peer: Peer) -> u64 {
+        let wire = self.wires.iter().find(|wire| wire.peer == peer);
+        wire.map_or(0, |wire| wire.port.sent())
+    }
+
+    fn is_taken(&mut self, peer: Peer, position: u64) -> bool {
+        let wire = self.wires.iter_mut().find(|wire| wire.peer == peer);
+        wire.is_none_or(|wire| wire.port.is_done(position))
     }
 
     fn file(&self, peer: Peer, file: u64) -> Option<&HostMapping> {
@@ -265,6 +280,14 @@ impl Fabric for Wires {
             (self.ask)(*to);
         }
         route
+    }
+
+    fn is_handled(&mut self, peer: Peer) -> bool {
+        if peer == self.own {
+            return self.loopback.is_empty();
+        }
+        let sent = self.position(peer);
+        self.is_taken(peer, sent)
     }
 
     fn addresses(&self) -> &Addresses {
@@ -330,6 +353,14 @@ mod tests {
         assert!(!a.is_done(&sent), "taken is not handled");
         b.release();
         assert!(a.is_done(&sent) && a.is_done(&a.sent()));
+        a.send(Peer(2), &packet(2)).unwrap();
+        let position = a.position(Peer(2));
+        assert!(!a.is_taken(Peer(2), position));
+        assert!(b.collect());
+        b.take();
+        b.release();
+        assert!(a.is_taken(Peer(2), position));
+        assert!(a.is_taken(Peer(3), a.position(Peer(3))), "there is nobody");
     }
 
     #[test]

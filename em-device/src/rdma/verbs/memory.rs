@@ -23,6 +23,8 @@ impl Rights {
     pub const REMOTE_READ: Self = Self(4);
     /// Atomics.
     pub const REMOTE_ATOMIC: Self = Self(8);
+    /// SEND with invalidate: for keys that their owner registers anew each time.
+    pub const REMOTE_INVALIDATE: Self = Self(16);
 
     /// Whether all of `needed` are there.
     #[inline]
@@ -293,7 +295,7 @@ impl Regions {
         Ok(())
     }
 
-    /// Takes a key out of use until it is registered anew (SEND with invalidate, local invalidate).
+    /// Takes a key out of use until it is registered anew, for a peer (SEND with invalidate).
     pub fn invalidate(&mut self, key: MemKey, pd: Pd) -> Result<(), Denied> {
         let region = self
             .slots
@@ -303,6 +305,9 @@ impl Regions {
             .ok_or(Denied::Key)?;
         if region.pd != pd {
             return Err(Denied::Domain);
+        }
+        if !region.rights.allow(Rights::REMOTE_INVALIDATE) {
+            return Err(Denied::Rights);
         }
         region.valid = false;
         Ok(())
@@ -393,8 +398,13 @@ mod tests {
 
     #[test]
     fn an_invalidated_key_is_refused_until_it_is_registered_again() {
-        let mut regions = table(paged(0, 0x1000, &[0x5000]));
-        let key = MemKey(1 << 8 | 7);
+        let mut region = paged(0, 0x1000, &[0x5000]);
+        let key = region.key;
+        let mut fixed = table(region.clone());
+        assert_eq!(fixed.invalidate(key, Pd(3)), Err(Denied::Rights));
+        assert!(fixed.check(key, Pd(3), 0, 8, Rights::NONE).is_ok());
+        region.rights = region.rights | Rights::REMOTE_INVALIDATE;
+        let mut regions = table(region);
         assert_eq!(regions.invalidate(key, Pd(9)), Err(Denied::Domain));
         regions.invalidate(key, Pd(3)).unwrap();
         let check =

@@ -1,7 +1,8 @@
 //! Each fault ends the request, and the queue pair, as the specification says.
 
 use super::Pair;
-use distdpu_tests::mlx5::{Send, Service, opcode};
+use distdpu_tests::mlx5::{Mlx5, Send, Service, opcode};
+use distdpu_tests::time::{SOON, wait_for};
 
 const ERROR_SEND: u8 = 0xd;
 const ERROR_RECEIVE: u8 = 0xe;
@@ -136,6 +137,13 @@ fn an_error_by_command_flushes_what_is_posted() {
             (ERROR_RECEIVE, FLUSHED, n)
         );
     }
+    // So is what comes later, although no doorbell tells of it.
+    pair.b
+        .qp
+        .post_receive(remote.key, remote.address, 100)
+        .unwrap();
+    let done = pair.b.receives.wait().unwrap();
+    assert_eq!((done.syndrome, done.counter), (FLUSHED, 5));
 }
 
 #[test]
@@ -180,4 +188,55 @@ fn a_destination_that_is_not_there_is_refused_at_connection_time() {
     side.driver.change_qp(opcode::TO_RST_QP, &side.qp).unwrap();
     side.driver.to_init(&side.qp, Service::Rc).unwrap();
     assert!(side.driver.to_rtr(&side.qp, Service::Rc, 0x99, 5).is_err());
+}
+
+/// State of the port: 1 down, 4 active (`port_state` of the HCA vport context).
+fn port_state(driver: &mut Mlx5) -> u8 {
+    let input = [0, 0, 0, 0, 1, 0, 0, 0];
+    let context = driver.command(opcode::QUERY_HCA_VPORT_CONTEXT, 0, &input, 0x110);
+    context.unwrap()[0x10 + 0x23] >> 4
+}
+
+#[test]
+fn the_administrator_s_word_reaches_the_port_and_its_driver() {
+    const PORT_CHANGE: u8 = 9;
+    let (down, active) = (1, 4);
+    let mut pair = Pair::new(Service::Rc);
+    let driver = &mut pair.a.driver;
+    let events = driver.memory.allocate(4096, 4096).unwrap();
+    driver.memory.write(events, &[1; 4096]).unwrap();
+    driver.create_eq(events, 2, 0, 1 << PORT_CHANGE).unwrap();
+    assert_eq!(port_state(driver), active);
+    for (n, word, state) in [(0, "down", down), (1, "up", active)] {
+        pair.dpu.ctl(&["link", "set", "rdma0", word]).unwrap();
+        let memory = driver.memory.clone();
+        let event = wait_for("an event of the port", SOON, || {
+            let entry = memory.bytes(events + n * 64, 64).unwrap();
+            (entry[63] & 1 == 0).then_some(entry)
+        });
+        let event = event.unwrap();
+        // Type, what happened, and which port.
+        assert_eq!(
+            (event[1], event[3], event[40] >> 4),
+            (PORT_CHANGE, state, 1)
+        );
+        assert_eq!(port_state(driver), state);
+    }
+    // The paths ended with it; new ones work.
+    let (lid_a, lid_b) = (pair.a.driver.lid, pair.b.driver.lid);
+    let (a, b) = (pair.a.qp.number, pair.b.qp.number);
+    for (side, lid, peer) in [(&mut pair.a, lid_b, b), (&mut pair.b, lid_a, a)] {
+        assert_eq!(side.driver.qp_state(&side.qp).unwrap(), 6);
+        side.driver.change_qp(opcode::TO_RST_QP, &side.qp).unwrap();
+        side.qp.forget().unwrap();
+        side.driver
+            .connect(&side.qp, Service::Rc, lid, peer)
+            .unwrap();
+    }
+    let (local, remote) = (pair.a.buffer, pair.b.buffer);
+    let write = Send::Write(remote.address, remote.key, None);
+    let segment = [(local.key, local.address, 8)];
+    pair.a.qp.post_send(write, &segment, true).unwrap();
+    pair.a.driver.ring(&mut pair.a.qp).unwrap();
+    assert_eq!(pair.a.sends.wait().unwrap().opcode, 0);
 }

@@ -1,9 +1,10 @@
 //! Two guests' RDMA drivers over two EMs: what moves, and what fails how.
 
+mod doorbells;
 mod errors;
 mod transfer;
 
-use distdpu_tests::dpu::Dpu;
+use distdpu_tests::dpu::{Dpu, Rdma};
 use distdpu_tests::mlx5::{Buffer, Cq, Mlx5, Qp, QpPlan, Service};
 use distdpu_tests::virtio_net::Guest;
 
@@ -81,7 +82,22 @@ impl Pair {
     }
 
     pub(crate) fn with(service: Service, a: Guest, b: Guest) -> Self {
-        let dpu = Dpu::start_rdma(2).unwrap();
+        Self::on(Rdma::new(2), service, a, b)
+    }
+
+    /// With doorbell pages that the VMM maps, or not.
+    pub(crate) fn mapped(mapped_doorbells: bool, service: Service) -> Self {
+        let plan = Rdma {
+            mapped_doorbells,
+            ..Rdma::new(2)
+        };
+        let pair = Self::on(plan, service, Guest::default(), Guest::default());
+        assert_eq!(pair.a.driver.has_mapped_doorbells(), mapped_doorbells);
+        pair
+    }
+
+    fn on(plan: Rdma, service: Service, a: Guest, b: Guest) -> Self {
+        let dpu = Dpu::start_rdma(plan).unwrap();
         let mut a = Side::new(&dpu, 0, service, a);
         let mut b = Side::new(&dpu, 1, service, b);
         let (lid_a, lid_b) = (a.driver.lid, b.driver.lid);

@@ -79,8 +79,12 @@ fn reads_bring_what_is_there() {
 
 #[test]
 fn sends_fill_receives_in_order() {
-    for service in [Service::Rc, Service::Uc] {
-        let mut pair = Pair::new(service);
+    for (mapped, service) in [
+        (false, Service::Rc),
+        (false, Service::Uc),
+        (true, Service::Rc),
+    ] {
+        let mut pair = Pair::mapped(mapped, service);
         let data = pair.a.fill(0x33);
         let (local, remote) = (pair.a.buffer, pair.b.buffer);
         for n in 0..20u32 {

@@ -192,7 +192,7 @@ fn atomics_answer_the_old_value() {
 #[test]
 fn a_send_with_invalidate_takes_the_key_out_of_use() {
     let (mut lab, a, b) = pair();
-    let victim = lab.nodes[1].whole(ALL());
+    let victim = lab.nodes[1].whole(ALL() | Rights::REMOTE_INVALIDATE);
     lab.nodes[1].post_receive(QP, 50, &[sge(b, BASE, 8)]);
     let operation = Operation::Send {
         immediate: None,
@@ -208,6 +208,28 @@ fn a_send_with_invalidate_takes_the_key_out_of_use() {
         lab.nodes[0].completed(),
         [(1, Status::Success), (2, Status::RemoteAccess)]
     );
+}
+
+#[test]
+fn a_key_that_is_not_for_it_is_not_invalidated() {
+    let (mut lab, a, b) = pair();
+    let fixed = lab.nodes[1].whole(ALL());
+    lab.nodes[1].post_receive(QP, 50, &[sge(b, BASE, 8)]);
+    let operation = Operation::Send {
+        immediate: None,
+        invalidate: Some(fixed),
+    };
+    lab.nodes[0].post(QP, request(1, operation, &[sge(a, BASE, 8)]));
+    lab.settle();
+    assert!(
+        lab.nodes[1]
+            .engine
+            .regions()
+            .get(fixed.0 >> 8)
+            .unwrap()
+            .valid
+    );
+    assert_ne!(lab.nodes[0].completed(), [(1, Status::Success)]);
 }
 
 #[test]

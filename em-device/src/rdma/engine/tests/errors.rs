@@ -40,8 +40,9 @@ fn what_is_posted_in_error_is_flushed() {
     let sends = completed.iter().filter(|(cookie, _)| *cookie < 1000);
     assert!(sends.map(|(cookie, _)| *cookie).eq(0..600));
     lab.nodes[0].post(QP, request(7, send(), &[]));
+    // Nothing tells of this one; it is looked for, soon and then less often.
     lab.nodes[0].post_receive(QP, 8, &[]);
-    lab.settle();
+    lab.run(ms(1));
     assert_eq!(
         lab.nodes[0].completed(),
         [7, 8].map(|n| (n, Status::Flushed))
@@ -226,22 +227,6 @@ fn the_first_packet_tells_that_communication_is_established() {
     assert_eq!(lab.nodes[0].completed().len(), 3);
     let expected = [Notice::CommunicationEstablished(QP)];
     assert_eq!(lab.nodes[1].notices, expected);
-}
-
-#[test]
-fn reads_that_were_given_up_linger() {
-    let (mut lab, a, b) = pair();
-    let read = Operation::Read { addr: BASE, key: b };
-    lab.nodes[0].post(QP, request(1, read, &[sge(a, BASE, 8)]));
-    let now = lab.now;
-    lab.nodes[0].with(now, |engine, cx| engine.turn(cx));
-    lab.nodes[0].engine.remove_qp(QP).unwrap();
-    assert!(lab.nodes[0].engine.has_outstanding());
-    lab.settle();
-    assert!(lab.nodes[0].engine.has_outstanding());
-    lab.run(ms(501));
-    assert!(!lab.nodes[0].engine.has_outstanding());
-    assert_eq!(lab.nodes[0].engine.patience(lab.now), None);
 }
 
 #[test]

@@ -96,9 +96,34 @@ fn a_silent_peer_is_given_up_after_the_retries() {
         ];
         assert_eq!(lab.nodes[0].completed(), expected);
         assert_eq!(lab.nodes[0].counters().timeouts, 4);
-        assert_eq!(lab.nodes[0].engine.patience(lab.now), None);
+        // Its receives are looked for, less and less often.
+        let patience = lab.nodes[0].engine.patience(lab.now);
+        assert!(patience.is_some_and(|time| time > ms(10)), "{patience:?}");
         assert!(!lab.nodes[0].engine.has_outstanding());
     }
+}
+
+#[test]
+fn a_peer_that_does_not_come_to_what_was_sent_is_waited_for() {
+    let (mut lab, a, b) = pair();
+    lab.nodes[0].wire.faults.held_up = true;
+    lab.nodes[0].post(QP, request(1, write(BASE, b), &[sge(a, BASE, 8)]));
+    lab.run(ms(5000));
+    assert!(lab.nodes[0].completed().is_empty());
+    assert_eq!(lab.nodes[0].counters().timeouts, 0);
+    assert_eq!(lab.nodes[0].counters().retransmissions, 0);
+    lab.nodes[0].wire.faults.held_up = false;
+    lab.settle();
+    assert_eq!(lab.nodes[0].completed(), [(1, Status::Success)]);
+    // What it took and does not answer is another matter.
+    lab.nodes[0].wire.faults.held_up = true;
+    lab.nodes[0].post(QP, request(2, write(BASE, b), &[sge(a, BASE, 8)]));
+    lab.run(ms(1000));
+    lab.nodes[0].wire.outgoing.clear();
+    lab.nodes[0].wire.faults.dead = true;
+    lab.nodes[0].wire.faults.held_up = false;
+    lab.run(ms(1000));
+    assert_eq!(lab.nodes[0].completed(), [(2, Status::RetryExceeded)]);
 }
 
 #[test]
@@ -315,4 +340,71 @@ fn draining_finishes_what_was_begun_and_tells() {
         .unwrap();
     lab.settle();
     assert_eq!(lab.nodes[0].completed().len(), 8);
+}
+
+/// A request that gives a key a list of pages and leaves it out of use.
+fn listing(cookie: u32, key: MemKey, pages: &std::sync::Arc<[u64]>) -> WorkRequest {
+    let change = RegionChange {
+        key,
+        variant: None,
+        pd: None,
+        rights: None,
+        start: None,
+        len: None,
+        translation: Some(Translation::Pages {
+            shift: 12,
+            pages: pages.clone(),
+            offset: 0,
+        }),
+        valid: false,
+    };
+    request(cookie, Operation::Register(Box::new(change)), &[])
+}
+
+#[test]
+fn registrations_that_wait_to_complete_hold_no_lists() {
+    let (mut lab, a, b) = pair();
+    let key = lab.nodes[0].whole(Rights::NONE);
+    let pages: std::sync::Arc<[u64]> = [0x5000].into();
+    lab.nodes[0].post(QP, listing(0, key, &pages));
+    lab.settle();
+    lab.nodes[0].wire.faults.dead = true;
+    lab.nodes[0].post(QP, request(1, write(BASE, b), &[sge(a, BASE, 8)]));
+    for n in 2..30 {
+        lab.nodes[0].post(QP, listing(n, key, &pages));
+    }
+    lab.settle();
+    assert_eq!(lab.nodes[0].completed(), [(0, Status::Success)]);
+    assert!(lab.nodes[0].engine.has_outstanding());
+    assert_eq!(
+        std::sync::Arc::strong_count(&pages),
+        2,
+        "here and the region's"
+    );
+}
+
+#[test]
+fn one_turn_makes_lists_of_some_bytes_only() {
+    let (mut lab, ..) = pair();
+    lab.add_qp(0, QpNum(7), Service::Rc, ReceiveFrom::Own);
+    lab.connect((0, QpNum(7)), (1, QP), Service::Rc);
+    let key = lab.nodes[0].whole(Rights::NONE);
+    let pages: std::sync::Arc<[u64]> = vec![0; 1 << 20].into();
+    for n in 0..40 {
+        lab.nodes[0].post(QP, listing(n, key, &pages));
+        lab.nodes[0].post(QpNum(7), listing(100 + n, key, &pages));
+    }
+    let now = lab.now;
+    lab.nodes[0].with(now, |engine, cx| engine.turn(cx));
+    let first = lab.nodes[0].completed().len();
+    assert!((1..20).contains(&first), "{first}");
+    assert_eq!(lab.nodes[0].engine.patience(now), Some(ms(0)));
+    lab.nodes[0].with(now, |engine, cx| engine.turn(cx));
+    let second = lab.nodes[0].completed();
+    assert!(
+        second.iter().any(|(cookie, _)| *cookie >= 100),
+        "{second:?}"
+    );
+    lab.settle();
+    assert_eq!(lab.nodes[0].completed().len(), 80 - first - second.len());
 }

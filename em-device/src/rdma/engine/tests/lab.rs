@@ -100,6 +100,8 @@ pub(super) struct Faults {
     pub(super) dead: bool,
     /// There is no way to anybody.
     pub(super) gone: bool,
+    /// Nobody comes to take what is sent.
+    pub(super) held_up: bool,
     /// Files are unknown to everybody.
     pub(super) strange: bool,
     /// Routes are still being asked for.
@@ -148,6 +150,12 @@ impl Fabric for Wire {
         }
         Ok(())
     }
+    fn position(&self, _: Peer) -> u64 {
+        self.packets as u64
+    }
+    fn is_taken(&mut self, _: Peer, position: u64) -> bool {
+        !self.faults.held_up || position == 0
+    }
     fn file(&self, peer: Peer, file: u64) -> Option<&HostMapping> {
         if self.faults.strange {
             return None;
@@ -160,6 +168,9 @@ impl Fabric for Wire {
             Some(path) => Route::Known(*path),
             None => Route::Refused,
         }
+    }
+    fn is_handled(&mut self, peer: Peer) -> bool {
+        !self.faults.dead && self.outgoing.iter().all(|(to, _)| *to != peer)
     }
     fn addresses(&self) -> &Addresses {
         &self.addresses
@@ -262,7 +273,6 @@ impl Node {
         queue
             .waiting
             .push_back(Next::Entry(ReceiveRequest { cookie, sges }));
-        self.engine.ring_receive(qp);
     }
 
     pub(super) fn take_completions(&mut self) -> Vec<Completion> {
@@ -403,6 +413,9 @@ impl Lab {
                 node.notices.push(notice);
             }
             let own = node.wire.own;
+            if node.wire.faults.held_up {
+                continue;
+            }
             for (to, packet) in std::mem::take(&mut node.wire.outgoing) {
                 did = true;
                 if let Body::Request(request) = &packet.body {

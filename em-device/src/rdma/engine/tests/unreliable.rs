@@ -284,3 +284,32 @@ fn an_unreliable_connection_drops_what_is_not_allowed_or_not_awaited() {
     assert_eq!(lab.nodes[0].state(QP), QpState::Sqe);
     assert_eq!(lab.nodes[1].notices, [] as [Notice; 0]);
 }
+
+#[test]
+fn a_responder_that_wants_nothing_does_not_hold_up_an_unreliable_connection() {
+    let mut lab = Lab::pair(Service::Uc);
+    let a = lab.nodes[0].whole(Rights::NONE);
+    let all = Rights::LOCAL_WRITE | Rights::REMOTE_WRITE;
+    let b = lab.nodes[1].whole(all);
+    lab.nodes[1].engine.remove_qp(QP).unwrap();
+    let operation = write(BASE, b);
+    lab.nodes[0].post(QP, request(1, operation.clone(), &[sge(a, BASE, 9000)]));
+    lab.settle();
+    assert!(
+        lab.nodes[0].completed().is_empty(),
+        "the peer may be reading"
+    );
+    lab.run(Duration::from_millis(2));
+    assert_eq!(lab.nodes[0].completed(), [(1, Status::Success)]);
+    // A peer that is silent holds it up for a while, one that is gone does not.
+    lab.nodes[0].wire.faults.dead = true;
+    lab.nodes[0].post(QP, request(2, operation.clone(), &[sge(a, BASE, 9000)]));
+    lab.run(Duration::from_millis(400));
+    assert!(lab.nodes[0].completed().is_empty());
+    lab.run(Duration::from_millis(200));
+    assert_eq!(lab.nodes[0].completed(), [(2, Status::Success)]);
+    lab.nodes[0].wire.faults.gone = true;
+    lab.nodes[0].post(QP, request(3, operation, &[sge(a, BASE, 9000)]));
+    lab.settle();
+    assert_eq!(lab.nodes[0].completed(), [(3, Status::Success)]);
+}

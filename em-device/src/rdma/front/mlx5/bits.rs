@@ -17,7 +17,7 @@ impl Field {
     }
 
     /// The same field of a structure that begins at byte `base`.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) const fn at(self, base: usize) -> Self {
         Self {
             byte: self.byte + base,

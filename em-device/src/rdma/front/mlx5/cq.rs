@@ -61,7 +61,9 @@ pub struct Cq {
     producer: u32,
     consumer: u32,
     armed: Armed,
-    /// The producer counter after the newest solicited or failed entry.
+    /// Whether there are entries since the last event.
+    news: bool,
+    /// The producer counter after the newest solicited or failed entry since the last event.
     solicited: Option<u32>,
     /// The arm word that was acted on last.
     arm_word: u32,
@@ -97,6 +99,7 @@ impl Cq {
                 true => Armed::Any,
                 false => Armed::Not,
             },
+            news: false,
             solicited: None,
             arm_word: 0,
             failed: false,
@@ -125,6 +128,9 @@ impl Cq {
 
     /// The driver rang the arm doorbell. Answers whether the event is due now, because an entry that
     /// the driver has not seen is there already; the queue is then not armed any more.
+    ///
+    /// Entries that an event told of are seen: programs ask for the next event before they take them,
+    /// and some do not expect an event without a new entry.
     pub fn arm(&mut self, view: &DotView<'_>) -> bool {
         match self.record.load(ARM, view) {
             Ok(word) => self.arm_with(word),
@@ -132,26 +138,38 @@ impl Cq {
         }
     }
 
-    /// Looks whether the driver armed the queue without a doorbell; answers as [`Self::arm`].
+    /// Looks whether the driver armed the queue without a doorbell; answers whether it did, and as
+    /// [`Self::arm`].
     #[inline]
-    pub fn poll_arm(&mut self, view: &DotView<'_>) -> bool {
+    pub fn poll_arm(&mut self, view: &DotView<'_>) -> (bool, bool) {
         match self.record.load(ARM, view) {
-            Ok(word) if word != self.arm_word => self.arm_with(word),
-            _ => false,
+            Ok(word) if word != self.arm_word => (true, self.arm_with(word)),
+            _ => (false, false),
         }
     }
 
     fn arm_with(&mut self, word: u32) -> bool {
         self.arm_word = word;
         let (armed, newest) = match word & ARM_SOLICITED {
-            0 => (Armed::Any, Some(self.producer)),
+            0 => (Armed::Any, self.news.then_some(self.producer)),
             _ => (Armed::Solicited, self.solicited),
         };
         // The driver may have taken more than was there when the newest solicited one was pushed.
         let unseen = newest.map_or(0, |newest| newest.wrapping_sub(word) & MASK);
         let due = (1..=1 << self.log_size).contains(&unseen);
-        self.armed = if due { Armed::Not } else { armed };
+        match due {
+            true => self.told(),
+            false => self.armed = armed,
+        }
         due
+    }
+
+    /// The driver gets an event.
+    #[inline]
+    fn told(&mut self) {
+        self.armed = Armed::Not;
+        self.news = false;
+        self.solicited = None;
     }
 
     /// Goes on in another buffer of 2^`log_size` entries, after an entry in the old one that says so
@@ -188,6 +206,7 @@ impl Cq {
                 op_own >> 4,
                 opcode::REQUESTER_ERROR | opcode::RESPONDER_ERROR
             );
+        self.news = true;
         if solicited {
             self.solicited = Some(self.producer);
         }
@@ -196,7 +215,7 @@ impl Cq {
             Armed::Solicited if solicited => {}
             _ => return Pushed::Stored,
         }
-        self.armed = Armed::Not;
+        self.told();
         Pushed::Notify
     }
 

@@ -182,7 +182,8 @@ fn memory_that_is_not_mapped_is_an_overrun() {
     let reader = memory.table.reader();
     let view = reader.pin();
     assert_eq!(cq.push(&completion(0), &view), Pushed::Overrun);
-    assert!(!cq.arm(&view) && !cq.poll_arm(&view));
+    assert!(!cq.arm(&view));
+    assert_eq!(cq.poll_arm(&view), (false, false));
 }
 
 #[test]
@@ -218,10 +219,34 @@ fn an_event_is_due_once_for_each_arming() {
         assert!(!cq.arm(view));
         assert_eq!(cq.push(&failed(7), view), Pushed::Notify);
         // An unseen failure counts.
-        place.record(1, SOLICITED_ONLY | 7);
+        assert_eq!(cq.push(&failed(8), view), Pushed::Stored);
+        place.record(1, SOLICITED_ONLY | 8);
         assert!(cq.arm(view));
         // All is seen: no event for old ones.
-        place.record(1, SOLICITED_ONLY | 8);
+        assert_eq!(cq.push(&failed(9), view), Pushed::Stored);
+        place.record(1, SOLICITED_ONLY | 10);
+        assert!(!cq.arm(view));
+    });
+}
+
+#[test]
+fn an_entry_that_an_event_told_of_is_no_reason_for_another() {
+    with_queue(4, 64, |place, cq, view| {
+        place.record(1, 0);
+        assert!(!cq.arm(view));
+        assert_eq!(cq.push(&completion(0), view), Pushed::Notify);
+        // Armed again before the entry is taken.
+        place.record(1, 1 << 28);
+        assert!(!cq.arm(view));
+        assert_eq!(cq.push(&completion(1), view), Pushed::Notify);
+        assert_eq!(cq.push(&completion(2), view), Pushed::Stored);
+        // Nobody told of the newest.
+        place.record(1, 2 << 28 | 1);
+        assert!(cq.arm(view));
+        place.record(1, 3 << 28 | 1);
+        assert!(!cq.arm(view), "now somebody did");
+        assert_eq!(cq.push(&completion(3), view), Pushed::Notify);
+        place.record(1, 4 << 28 | SOLICITED_ONLY | 1);
         assert!(!cq.arm(view));
     });
 }
@@ -235,15 +260,16 @@ fn a_queue_whose_doorbells_are_not_seen_is_armed_by_its_record() {
     let mut cq = Cq::new(wanted).unwrap();
     let reader = memory.table.reader();
     let view = reader.pin();
-    assert!(!cq.poll_arm(&view));
+    assert_eq!(cq.poll_arm(&view), (false, false));
     assert_eq!(cq.push(&completion(0), &view), Pushed::Notify);
     assert_eq!(cq.push(&completion(1), &view), Pushed::Stored);
-    assert!(!cq.poll_arm(&view), "the same word is no arming");
+    let same = "the same word is no arming";
+    assert_eq!(cq.poll_arm(&view), (false, false), "{same}");
     place.record(1, 1 << 28 | 1);
-    assert!(cq.poll_arm(&view));
-    assert!(!cq.poll_arm(&view));
+    assert_eq!(cq.poll_arm(&view), (true, true));
+    assert_eq!(cq.poll_arm(&view), (false, false), "{same}");
     place.record(1, 2 << 28 | 2);
-    assert!(!cq.poll_arm(&view));
+    assert_eq!(cq.poll_arm(&view), (true, false));
     assert_eq!(cq.push(&completion(2), &view), Pushed::Notify);
 }
 

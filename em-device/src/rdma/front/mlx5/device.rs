@@ -4,7 +4,9 @@ use super::command::{Command, Output, Status, failure, opcode as op};
 use super::doorbells::{Doorbells, MAX_EQ, MAX_NUMBER};
 use super::eq::{Eq, Eqe, event};
 use super::ether::{EtherContext, EtherPath, discard};
-use super::nic::{EtherState, FIRST_SQ};
+use super::lookout::Lookout;
+use super::mapped::MappedPages;
+use super::nic::{EtherState, FIRST_SQ, QueueState};
 use super::pages::Allowance;
 use super::registers::{BAR_BYTES, FIRST_UAR, UAR_BYTES};
 use super::table::Table;
@@ -19,6 +21,7 @@ use smallvec::SmallVec;
 use smartep::irq::Irqs;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Protection domains, domains of other kinds, shared receive queues: numbers are below this.
 const MAX_SMALL: u32 = 1 << 16;
@@ -64,6 +67,8 @@ pub struct Device {
     pub(super) own: Peer,
     pub(super) irqs: Arc<Irqs>,
     doorbells: Arc<Doorbells>,
+    /// For doorbells that the VMM maps.
+    lookout: Option<Box<Lookout>>,
     pub(super) engine: Engine<Mlx5>,
     pub(super) objects: Objects,
     pub(super) ether: EtherState,
@@ -73,9 +78,13 @@ pub struct Device {
     pub(super) gid_news: u16,
     /// Interface step sequence id that driver and device agreed on.
     pub(super) issi: u16,
+    /// Whether the driver asked for the host's byte order in what atomics return.
+    pub(super) host_atomics: bool,
     pub(super) running: bool,
     pub(super) link_up: bool,
     link_news: bool,
+    /// Events that found no room in their queue.
+    pub(super) lost_events: u64,
     /// The command that made the queue for command events: its driver still polls for it.
     pub(super) polled_slot: Option<u8>,
 }
@@ -92,14 +101,22 @@ impl Device {
             own,
             irqs,
             doorbells,
+            lookout: None,
             engine: Engine::new(own),
             objects: Objects::new(),
             gid_news: 0,
             issi: 0,
+            host_atomics: false,
             running: false,
             link_news: false,
+            lost_events: 0,
             polled_slot: None,
         }
+    }
+
+    /// The VMM maps these doorbell pages; the device is new.
+    pub fn map_doorbells(&mut self, pages: Arc<MappedPages>) {
+        self.lookout = Some(Box::new(Lookout::new(pages)));
     }
 
     /// The transport engine.
@@ -155,6 +172,10 @@ impl Device {
         self.ether.go_on_from(counters, revision);
         self.path = EtherPath::new(self.spec.mtu);
         self.polled_slot = None;
+        self.host_atomics = false;
+        if let Some(lookout) = &mut self.lookout {
+            lookout.clear();
+        }
         for (index, gid) in self.addresses.gids.iter().enumerate() {
             if self.spec.link == RdmaLinkLayer::Ethernet && *gid != [0; 16] {
                 self.gid_news |= 1 << index;
@@ -183,7 +204,12 @@ impl Device {
         let result = self.dispatch(command, path, cx, &mut output);
         self.path.follow(&self.ether);
         match result {
-            Ok(()) => output.into_bytes(),
+            Ok(()) => {
+                if let Some(lookout) = &mut self.lookout {
+                    lookout.follow(command, output.index());
+                }
+                output.into_bytes()
+            }
             Err(status) => {
                 log::debug!("command {:#x} failed: {status}", command.opcode);
                 failure(command.opcode, status)
@@ -285,6 +311,9 @@ impl Device {
             self.post(&Eqe::port(self.link_up), cx.memory);
             worked = true;
         }
+        if let Some(lookout) = &mut self.lookout {
+            lookout.came_round(worked);
+        }
         worked
     }
 
@@ -316,6 +345,11 @@ impl Device {
             counters: &mut self.ether.counters,
             link_up: self.link_up,
         });
+        for sqn in self.path.take_failed() {
+            if let Ok(queue) = self.ether.sqs.get_mut(sqn) {
+                queue.state = QueueState::Error;
+            }
+        }
         for (cqn, pushed) in events {
             match pushed {
                 Pushed::Overrun => {
@@ -337,9 +371,31 @@ impl Device {
         self.path.waits_for_receives()
     }
 
+    /// Before sleep: whether a doorbell waits.
+    pub fn is_rung(&self) -> bool {
+        self.doorbells.is_rung() || self.lookout.as_ref().is_some_and(|l| l.is_rung())
+    }
+
+    /// How long doorbells that nothing tells of may be left alone.
+    pub(super) fn look_again(&self) -> Option<Duration> {
+        self.lookout.as_ref()?.patience()
+    }
+
+    /// The data path slept, or meant to: doorbells that nothing tells of may be there.
+    pub fn woke(&mut self) {
+        if let Some(lookout) = &mut self.lookout {
+            lookout.woke();
+        }
+    }
+
     fn take_doorbells(&mut self, memory: &DotView<'_>) -> bool {
         let mut worked = false;
         let doorbells = self.doorbells.clone();
+        // Its own place is empty meanwhile.
+        let mut lookout = self.lookout.take();
+        if let Some(lookout) = &mut lookout {
+            lookout.take(&doorbells);
+        }
         let (eqs, irqs) = (&mut self.objects.eqs, &self.irqs);
         doorbells.take_eqs(|number, index, arm| {
             worked = true;
@@ -349,22 +405,57 @@ impl Device {
         });
         doorbells.take_cqs(|number| {
             worked = true;
-            let due = self
-                .engine
-                .cq_mut(CqNum(number))
-                .is_some_and(|cq| cq.arm(memory));
+            if let Some(lookout) = &mut lookout {
+                lookout.cqs.rang(number);
+            }
+            let due = self.engine.cq_mut(CqNum(number)).is_some_and(|cq| {
+                // What was seen in its record before must not arm it twice.
+                match lookout.is_some() {
+                    true => cq.poll_arm(memory).1,
+                    false => cq.arm(memory),
+                }
+            });
             if due {
                 self.post_completion(number, memory);
             }
         });
         doorbells.take_sends(|number| {
             worked = true;
+            if let Some(lookout) = &mut lookout {
+                lookout.sends.rang(number);
+            }
             match number < FIRST_SQ {
                 true => self.engine.ring(QpNum(number)),
                 false => self.path.ring(number),
             }
         });
+        if let Some(lookout) = &mut lookout {
+            worked |= self.look_at_records(lookout, memory);
+        }
+        self.lookout = lookout;
         worked
+    }
+
+    /// Finds what was posted or armed by doorbells that others overwrote.
+    fn look_at_records(&mut self, lookout: &mut Lookout, memory: &DotView<'_>) -> bool {
+        let mut due = SmallVec::<[u32; 8]>::new();
+        let (engine, path) = (&mut self.engine, &mut self.path);
+        let sends = lookout.look_at_sends(|number| match number < FIRST_SQ {
+            true => engine.look(QpNum(number), |send| send.is_posted(memory)),
+            false => path.look(number, memory),
+        });
+        let cqs = lookout.look_at_cqs(|number| {
+            let cq = engine.cq_mut(CqNum(number));
+            let (armed, is_due) = cq.map_or((false, false), |cq| cq.poll_arm(memory));
+            if is_due {
+                due.push(number);
+            }
+            armed
+        });
+        for number in due {
+            self.post_completion(number, memory);
+        }
+        sends || cqs
     }
 
     fn report(&mut self, notice: Notice, memory: &DotView<'_>) {
@@ -390,7 +481,8 @@ impl Device {
             return;
         };
         if let Ok(eq) = self.objects.eqs.get_mut(eqn) {
-            eq.push(&Eqe::completion(cqn), memory, &self.irqs);
+            let stored = eq.push(&Eqe::completion(cqn), memory, &self.irqs);
+            self.lost_events += u64::from(!stored);
         }
     }
 
@@ -399,7 +491,8 @@ impl Device {
         let mut posted = false;
         for eq in self.objects.eqs.values_mut() {
             if eq.wants(eqe.kind()) {
-                eq.push(eqe, memory, &self.irqs);
+                let stored = eq.push(eqe, memory, &self.irqs);
+                self.lost_events += u64::from(!stored);
                 posted = true;
             }
         }

@@ -111,16 +111,23 @@ pub(crate) struct Eq {
     consumer: u32,
     producer: u32,
     armed: bool,
+    /// Whether its doorbells may be overwritten before they are seen: then what the driver has read is not
+    /// known for sure, and each entry interrupts.
+    polled: bool,
+    /// Whether an entry was lost.
+    lossy: bool,
     _charge: Charge,
 }
 
 impl Eq {
-    /// A queue of 2^`log_size` entries, at most [`MAX_LOG_SIZE`], in the pages of `list`.
+    /// A queue of 2^`log_size` entries, at most [`MAX_LOG_SIZE`], in the pages of `list`; `polled`: its
+    /// doorbells may be overwritten before they are seen.
     pub(crate) fn new(
         context: [u8; eqc::LEN],
         mask: [u8; 32],
         list: PageList,
         charge: Charge,
+        polled: bool,
     ) -> Self {
         Self {
             log_size: eqc::LOG_EQ_SIZE.get(&context) as u8,
@@ -131,6 +138,8 @@ impl Eq {
             consumer: 0,
             producer: 0,
             armed: false,
+            polled,
+            lossy: false,
             _charge: charge,
         }
     }
@@ -150,12 +159,18 @@ impl Eq {
     }
 
     /// Adds an entry and interrupts when the queue is armed. An entry that finds no room, or no
-    /// memory, is lost: drivers size their queues so that this does not happen.
-    pub(crate) fn push(&mut self, eqe: &Eqe, memory: &DotView<'_>, irqs: &Irqs) {
-        if self.pending() >> self.log_size == 0 && self.store(eqe, memory).is_some() {
+    /// memory, is lost (`false`): drivers size their queues so that this does not happen.
+    pub(crate) fn push(&mut self, eqe: &Eqe, memory: &DotView<'_>, irqs: &Irqs) -> bool {
+        let room = self.polled || self.pending() >> self.log_size == 0;
+        let stored = room && self.store(eqe, memory).is_some();
+        if stored {
             self.producer = self.producer.wrapping_add(1);
+        } else if !std::mem::replace(&mut self.lossy, true) {
+            log::warn!("an event queue of vector {} overran", self.vector);
         }
+        self.armed |= self.polled;
         self.interrupt(irqs);
+        stored
     }
 
     /// The driver read up to `consumer` and may want the next interrupt.
@@ -225,7 +240,7 @@ mod tests {
                 offset: 4096 - 128,
             };
             let charge = Allowance::default().take(0).unwrap();
-            let eq = Eq::new(context, mask, list, charge);
+            let eq = Eq::new(context, mask, list, charge, false);
             Self {
                 memory,
                 reader,
@@ -234,9 +249,9 @@ mod tests {
             }
         }
 
-        fn push(&mut self, cqn: u32) {
+        fn push(&mut self, cqn: u32) -> bool {
             let view = self.reader.pin();
-            self.eq.push(&Eqe::completion(cqn), &view, &self.irqs);
+            self.eq.push(&Eqe::completion(cqn), &view, &self.irqs)
         }
 
         /// CQ number and owner of the entry in a slot.
@@ -264,7 +279,8 @@ mod tests {
     #[test]
     fn a_full_queue_overwrites_nothing() {
         let mut harness = Harness::new(1, &[]);
-        (1..=3).for_each(|n| harness.push(n));
+        let stored = [1, 2, 3].map(|n| harness.push(n));
+        assert_eq!(stored, [true, true, false]);
         assert_eq!((harness.entry(0), harness.entry(1)), ((1, 0), (2, 0)));
         harness.eq.update(1, false, &harness.irqs);
         harness.push(4);
@@ -282,6 +298,17 @@ mod tests {
         assert!(harness.eq.armed, "nothing is pending");
         harness.push(2);
         assert!(!harness.eq.armed);
+    }
+
+    #[test]
+    fn a_polled_queue_interrupts_for_each_entry_and_does_not_wait_for_room() {
+        let mut harness = Harness::new(1, &[]);
+        harness.eq.polled = true;
+        for n in 1..=3 {
+            assert!(harness.push(n), "{n}");
+            assert!(!harness.eq.armed, "it fired");
+        }
+        assert_eq!((harness.entry(0), harness.entry(1)), ((3, 1), (2, 0)));
     }
 
     #[test]

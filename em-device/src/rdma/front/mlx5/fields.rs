@@ -119,6 +119,7 @@ pub(crate) mod mkc {
         MKEY_7_0: 0x7, 0, 8;
         LENGTH64: 0xc, 0, 1;
         BSF_EN: 0xc, 1, 1;
+        EN_RINVAL: 0xc, 7, 1;
         PD: 0xd, 0, 24;
         TRANSLATIONS_OCTWORD_SIZE: 0x34, 0, 32;
         /// log₂ of the page size itself.

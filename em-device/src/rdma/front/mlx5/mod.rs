@@ -17,7 +17,11 @@ mod doorbells;
 mod eq;
 pub mod ether;
 mod fields;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod iseg;
+mod lookout;
+mod mapped;
 pub mod nic;
 mod pages;
 mod registers;
@@ -43,6 +47,7 @@ mod umr_tests;
 pub use command::{Command, Status};
 pub use device::Device;
 pub use doorbells::Doorbells;
+pub use mapped::MappedPages;
 pub use registers::{Action, BAR_BYTES, Registers};
 
 use super::super::verbs;

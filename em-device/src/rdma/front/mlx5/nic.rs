@@ -23,7 +23,7 @@ pub enum QueueState {
     Reset,
     /// At work.
     Ready,
-    /// Nothing is taken from it any more.
+    /// What is posted to a send queue is flushed; nothing is taken from a receive queue.
     Error,
 }
 

@@ -75,10 +75,7 @@ impl Registers {
     /// read as 0.
     pub fn read(&self, offset: u64, data: &mut [u8], now: Instant) {
         data.fill(0);
-        for (at, byte) in (offset..).zip(data) {
-            if at >= iseg::LEN {
-                break;
-            }
+        for (at, byte) in (offset..iseg::LEN).zip(data) {
             let dword = self.segment.read(at & !3, now).to_be_bytes();
             if let Some(value) = dword.get((at & 3) as usize) {
                 *byte = *value;
@@ -92,7 +89,7 @@ impl Registers {
         if offset % 4 != 0 {
             return action;
         }
-        for (at, dword) in (offset..).step_by(4).zip(data.chunks(4)) {
+        for (at, dword) in (offset..BAR_BYTES).step_by(4).zip(data.chunks(4)) {
             let Ok(dword) = <[u8; 4]>::try_from(dword) else {
                 break;
             };
@@ -116,28 +113,30 @@ impl Registers {
                 Change::Reset => Action::Reset,
             };
         }
-        if offset < u64::from(FIRST_UAR) * UAR_BYTES || offset >= BAR_BYTES {
+        if offset < u64::from(FIRST_UAR) * UAR_BYTES {
             return Action::None;
         }
-        self.ring(offset % UAR_BYTES, value)
-    }
-
-    fn ring(&self, offset: u64, value: u32) -> Action {
-        match offset {
-            page::CQ_NUMBER => self.doorbells.ring_cq(value & 0xff_ffff),
-            page::EQ_ARM | page::EQ_INDEX => {
-                let arm = offset == page::EQ_ARM;
-                self.doorbells.update_eq(value >> 24, value, arm);
-            }
-            _ if page::SENDS.contains(&offset)
-                && offset % page::SEND_STRIDE == page::SEND_NUMBER =>
-            {
-                self.doorbells.ring_send(value >> 8);
-            }
-            _ => return Action::None,
+        match ring(&self.doorbells, offset % UAR_BYTES, value) {
+            true => Action::Kick,
+            false => Action::None,
         }
-        Action::Kick
     }
+}
+
+/// A dword is written at an offset in a doorbell page. Answers whether that is a doorbell.
+pub(super) fn ring(doorbells: &Doorbells, offset: u64, value: u32) -> bool {
+    match offset {
+        page::CQ_NUMBER => doorbells.ring_cq(value & 0xff_ffff),
+        page::EQ_ARM | page::EQ_INDEX => {
+            let arm = offset == page::EQ_ARM;
+            doorbells.update_eq(value >> 24, value, arm);
+        }
+        _ if page::SENDS.contains(&offset) && offset % page::SEND_STRIDE == page::SEND_NUMBER => {
+            doorbells.ring_send(value >> 8);
+        }
+        _ => return false,
+    }
+    true
 }
 
 /// What a write of several dwords means.
@@ -184,6 +183,18 @@ mod tests {
         let mut wide = [0xff; 8];
         registers.read(0x2000, &mut wide, now);
         assert_eq!(wide, [0; 8]);
+    }
+
+    #[test]
+    fn nothing_is_beyond_the_end() {
+        let (mut registers, doorbells, now) = registers();
+        for offset in [BAR_BYTES - 4, BAR_BYTES, u64::MAX - 3] {
+            let mut bytes = [0xff; 64];
+            registers.read(offset, &mut bytes, now);
+            assert_eq!(bytes, [0; 64]);
+            assert_eq!(registers.write(offset, &[1; 64]), Action::None);
+        }
+        assert!(!doorbells.is_rung());
     }
 
     #[test]

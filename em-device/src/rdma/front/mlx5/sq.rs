@@ -205,8 +205,9 @@ fn datagram(bytes: &mut &[u8]) -> Option<Datagram> {
         0 => None,
         _ => Some(take(bytes)?),
     };
-    let grh = rest.filter(|rest| rest.grh_gid_fl.get() & GRH != 0);
     let mac = rest.map_or([0; 6], |rest| rest.rmac);
+    // RoCE has a GRH always; its drivers leave the bit that says so for InfiniBand clear.
+    let grh = rest.filter(|rest| mac != [0; 6] || rest.grh_gid_fl.get() & GRH != 0);
     // Only Ethernet's have a MAC; they have a UDP port in the place of the LID.
     let (lid, service_level) = match mac {
         [0, 0, 0, 0, 0, 0] => (av.rlid.get(), av.stat_rate_sl & 0xf),

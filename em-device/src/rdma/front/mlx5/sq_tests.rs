@@ -264,6 +264,8 @@ fn a_datagrams_address_is_of_either_network() {
     check(&av, expected);
     let mut ethernet = av.clone();
     ethernet[mac_at..mac_at + 6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
+    // There it has a GRH whether the driver says so or not.
+    ethernet[grh_at] = 0;
     let to = Destination {
         lid: 0,
         gid: Some([0xfe; 16]),

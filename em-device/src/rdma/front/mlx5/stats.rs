@@ -10,7 +10,8 @@ impl Device {
     pub fn patience(&self, now: Instant) -> Option<Duration> {
         let frames = self.path.deadline(now);
         let frames = frames.map(|at| at.saturating_duration_since(now));
-        self.engine.patience(now).into_iter().chain(frames).min()
+        let all = [self.engine.patience(now), frames, self.look_again()];
+        all.into_iter().flatten().min()
     }
 
     /// Counters by kind of work: what this function asked of others, and what others asked of it.
@@ -30,7 +31,11 @@ impl Device {
             ("receiver_not_ready", c.receiver_not_ready),
             ("sequence", c.sequence_errors),
         ];
-        let served = [("refused", c.refused), ("dropped", c.dropped)];
+        let served = [
+            ("refused", c.refused),
+            ("dropped", c.dropped),
+            ("event", self.lost_events),
+        ];
         let drops = |all: &[(&str, u64)]| -> BTreeMap<String, u64> {
             let counted = all.iter().filter(|(_, n)| *n != 0);
             counted.map(|(name, n)| ((*name).to_owned(), *n)).collect()

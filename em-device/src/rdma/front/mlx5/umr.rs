@@ -17,6 +17,7 @@ mod mask {
     pub(super) const PAGE_SIZE: u64 = 1 << 1;
     pub(super) const START: u64 = 1 << 6;
     pub(super) const PD: u64 = 1 << 7;
+    pub(super) const EN_RINVAL: u64 = 1 << 8;
     pub(super) const KEY: u64 = 1 << 13;
     pub(super) const LW: u64 = 1 << 18;
     pub(super) const RR: u64 = 1 << 19;
@@ -27,12 +28,14 @@ mod mask {
     pub(super) const PAGE_SIZE_5: u64 = 1 << 42;
 }
 
-/// Rights by their bits in [`Mkc::access`] and in the mask.
-const RIGHTS: [(Rights, u8, u64); 4] = [
+/// Rights by their bits, of [`Mkc::flags_pd`] and below them of [`Mkc::access`], and by those in the
+/// mask.
+const RIGHTS: [(Rights, u64, u64); 5] = [
     (Rights::LOCAL_WRITE, 1 << 3, mask::LW),
     (Rights::REMOTE_READ, 1 << 4, mask::RR),
     (Rights::REMOTE_WRITE, 1 << 5, mask::RW),
     (Rights::REMOTE_ATOMIC, 1 << 6, mask::A),
+    (Rights::REMOTE_INVALIDATE, 1 << (24 + 8), mask::EN_RINVAL),
 ];
 
 /// [`Mkc::access`]: access mode, and the mode of page lists (MTT).
@@ -44,8 +47,8 @@ const LENGTH64: u32 = 1 << 31;
 /// Bytes of a page list's entry (MTT), and of the units of its length.
 const ENTRY: usize = 8;
 const OCTOWORD: usize = 16;
-/// Entries of a region's list at most: 4 GiB of the smallest pages.
-const MAX_ENTRIES: usize = 1 << 20;
+/// Entries of a region's list at most, as many as a command can bring: 8 GiB of the smallest pages.
+const MAX_ENTRIES: usize = 1 << 21;
 /// In an entry: the page may be read or written.
 const PRESENT: u64 = 0x3;
 /// Address of a page that is not there: no guest memory is mapped at it; a multiple of all page sizes.
@@ -81,7 +84,7 @@ pub(super) fn parse(
         key: region.key,
         variant: has(mask::KEY).then_some(mkc.mkey_7_0),
         pd: has(mask::PD).then(|| Pd(mkc.flags_pd.get() & 0xff_ffff)),
-        rights: rights(region, mask, mkc.access),
+        rights: rights(region, mask, &mkc),
         start,
         len: has(mask::LEN).then(|| match mkc.flags_pd.get() & LENGTH64 {
             0 => mkc.len.get(),
@@ -95,12 +98,13 @@ pub(super) fn parse(
     })
 }
 
-fn rights(region: &Region, mask: u64, access: u8) -> Option<Rights> {
+fn rights(region: &Region, mask: u64, mkc: &Mkc) -> Option<Rights> {
+    let flags = u64::from(mkc.flags_pd.get()) << 8 | u64::from(mkc.access);
     RIGHTS.iter().any(|(_, _, bit)| mask & bit != 0).then(|| {
         RIGHTS.iter().fold(Rights::NONE, |all, (right, flag, bit)| {
             let on = match mask & bit {
                 0 => region.rights.allow(*right),
-                _ => access & flag != 0,
+                _ => flags & flag != 0,
             };
             all | right.when(on)
         })

@@ -253,6 +253,15 @@ fn only_what_the_mask_names_is_changed() {
     // An atomic right is added; the others stay.
     let all = Rights::REMOTE_READ | Rights::REMOTE_WRITE | Rights::REMOTE_ATOMIC;
     assert_eq!(only(1 << 21).rights, Some(all));
+    // So is a peer's right to invalidate, whose flag stands beside the domain.
+    let mut invalidated = Umr {
+        mask: 1 << 8,
+        ..registration()
+    };
+    invalidated.pd |= 1 << 24;
+    let rights = parse(&memory, &regions, &invalidated).unwrap().rights;
+    let all = Rights::REMOTE_READ | Rights::REMOTE_WRITE | Rights::REMOTE_INVALIDATE;
+    assert_eq!(rights, Some(all));
     // A new start moves the pages' offset.
     let moved = only(1 << 6);
     assert_eq!(moved.start, Some(0x777));
@@ -359,6 +368,27 @@ fn changes_that_make_no_sense_are_bad() {
     bus.key = MemKey(1 << 8);
     without.insert(bus).unwrap();
     assert_eq!(parse(&memory, &without, &good), None, "bus addresses");
+}
+
+#[test]
+fn a_part_may_begin_behind_the_first_256_mebibytes() {
+    let (memory, mut regions) = setup();
+    // 16 bits count units of 16 bytes, that is two pages.
+    let part = Umr {
+        flags: 0x90,
+        offset: 1 << 17,
+        octowords: 4,
+        mask: 0,
+        ..registration()
+    };
+    let change = parse(&memory, &regions, &part).unwrap();
+    regions.change(&change).unwrap();
+    let Translation::Pages { pages, .. } = &regions.get(1).unwrap().translation else {
+        panic!("not paged");
+    };
+    let at = 2 << 17;
+    assert_eq!(pages.len(), at + 8);
+    assert_eq!(pages[at - 1..at + 2], [ABSENT, 0x5000, 0x9000]);
 }
 
 #[test]

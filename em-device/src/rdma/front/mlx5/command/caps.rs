@@ -42,6 +42,7 @@ const GENERAL: &[Value] = &[
     value(0x1d, 2, 6, 20),                // log_max_mkey
     value(0x1f, 4, 4, 5),                 // log_max_eq
     value(0x21, 1, 7, 40),                // log_max_mrw_sz
+    value(0x23, 0, 1, 1),                 // umr_extended_translation_offset
     value(0x29, 2, 6, 4),                 // log_max_ra_req_qp
     value(0x2b, 2, 6, 4),                 // log_max_ra_res_qp
     value(0x35, 3, 5, 16),                // local_ca_ack_delay
@@ -122,6 +123,11 @@ const FLOW_TABLE: &[Value] = &[
     value(0x47, 0, 8, 64), // .max_ft_level
 ];
 
+/// `atomic_caps.atomic_req_8B_endianness_mode`, which the driver sets. In mode 1 the old values that
+/// atomics return have the host's byte order, as here; without it drivers offer no atomics.
+const REQUESTER_ENDIANNESS: Field = Field::new(0x8, 0, 2);
+const HOST_ENDIANNESS: u32 = 1;
+
 /// `vhca_id`.
 const VHCA_ID: usize = 0x6;
 
@@ -129,6 +135,7 @@ const VHCA_ID: usize = 0x6;
 pub(super) fn query(
     spec: &RdmaSpec,
     own: Peer,
+    host_atomics: bool,
     command: &Command,
     out: &mut Output,
 ) -> Result<(), Status> {
@@ -147,8 +154,18 @@ pub(super) fn query(
     for (field, value) in parts.iter().copied().flatten() {
         field.set(block, *value);
     }
-    if command.op_mod >> 1 == kind::GENERAL {
-        put(block, VHCA_ID, &(own.0 as u16).to_be_bytes());
+    match command.op_mod >> 1 {
+        kind::GENERAL => put(block, VHCA_ID, &(own.0 as u16).to_be_bytes()),
+        kind::ATOMIC if host_atomics => REQUESTER_ENDIANNESS.set(block, HOST_ENDIANNESS),
+        _ => {}
     }
     Ok(())
+}
+
+/// SET_HCA_CAP: of what drivers set, only the byte order of atomics is a choice here. `None`: the
+/// command does not speak of it.
+pub(super) fn host_atomics(command: &Command) -> Option<bool> {
+    let block = command.input.get(AT..).unwrap_or_default();
+    (command.op_mod >> 1 == kind::ATOMIC)
+        .then(|| REQUESTER_ENDIANNESS.get(block) == HOST_ENDIANNESS)
 }

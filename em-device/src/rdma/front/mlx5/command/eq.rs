@@ -29,7 +29,7 @@ impl Device {
             &self.objects.allowance,
         )?;
         let mask = command.context(eqc::EVENT_BITMASK);
-        let eq = Eq::new(context, mask, list, charge);
+        let eq = Eq::new(context, mask, list, charge, self.spec.mapped_doorbells);
         let for_commands = eq.wants(event::CMD);
         let number = self.objects.eqs.add(eq)?;
         if for_commands {

@@ -28,7 +28,11 @@ impl Device {
         out: &mut Output,
     ) -> Option<Result<(), Status>> {
         Some(match command.opcode {
-            op::ENABLE_HCA | op::SET_HCA_CAP | op::SET_DRIVER_VERSION => Ok(()),
+            op::ENABLE_HCA | op::SET_DRIVER_VERSION => Ok(()),
+            op::SET_HCA_CAP => {
+                self.host_atomics = caps::host_atomics(command).unwrap_or(self.host_atomics);
+                Ok(())
+            }
             op::DISABLE_HCA => {
                 self.forget_objects();
                 Ok(())
@@ -53,7 +57,7 @@ impl Device {
             op::QUERY_PAGES => Ok(()),
             op::MANAGE_PAGES if command.get(NUM_ENTRIES) == 0 => Ok(()),
             op::MANAGE_PAGES => Err(Status::BadParameter),
-            op::QUERY_HCA_CAP => caps::query(&self.spec, self.own, command, out),
+            op::QUERY_HCA_CAP => caps::query(&self.spec, self.own, self.host_atomics, command, out),
             op::QUERY_ADAPTER => {
                 out.bytes(PSID_AT + PSID.len());
                 out.set(VENDOR_ID, OUI);

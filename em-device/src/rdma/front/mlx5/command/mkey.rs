@@ -35,6 +35,7 @@ fn rights(context: &[u8]) -> Rights {
         | Rights::REMOTE_WRITE.when(mkc::RW.is_set(context))
         | Rights::REMOTE_READ.when(mkc::RR.is_set(context))
         | Rights::REMOTE_ATOMIC.when(mkc::A.is_set(context))
+        | Rights::REMOTE_INVALIDATE.when(mkc::EN_RINVAL.is_set(context))
 }
 
 /// Pages that a free key may get. Lists are registered in units of 64 bytes.

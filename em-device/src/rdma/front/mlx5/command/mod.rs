@@ -143,6 +143,11 @@ impl Output {
         fields::header::INDEX.set(&mut self.0, index);
     }
 
+    /// What [`Self::set_index`] stored.
+    pub(super) fn index(&self) -> u32 {
+        fields::header::INDEX.get(&self.0)
+    }
+
     /// Stores a field.
     pub(super) fn set(&mut self, field: Field, value: u32) {
         field.set(&mut self.0, value);

@@ -4,7 +4,7 @@ macro_rules! opcodes {
     ($($name:ident = $value:literal;)*) => {
         $(pub(crate) const $name: u16 = $value;)*
         /// All of them, for tests.
-        #[cfg(test)]
+        #[cfg(any(test, feature = "fuzzing"))]
         pub(crate) const ALL: &[u16] = &[$($value),*];
     };
 }

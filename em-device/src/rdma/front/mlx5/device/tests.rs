@@ -3,6 +3,7 @@
 mod driver;
 mod ethernet;
 mod frames;
+mod mapped;
 mod objects;
 mod probe;
 mod random;

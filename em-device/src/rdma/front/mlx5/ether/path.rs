@@ -27,6 +27,8 @@ pub struct EtherPath {
     revision: Option<u64>,
     sends: BTreeMap<u32, Send>,
     receive: EtherReceive,
+    /// Send queues that went to error and that nobody took yet.
+    failed: Vec<u32>,
     /// What the hash was made of: making it takes a while.
     hash: Option<HashFunction>,
 }
@@ -35,6 +37,7 @@ pub struct EtherPath {
 #[derive(Debug)]
 struct Send {
     tx: EtherTx,
+    /// Whether entries are taken, and be it to flush them.
     ready: bool,
     /// Whether something may be posted.
     rung: bool,
@@ -47,6 +50,7 @@ impl EtherPath {
             revision: None,
             sends: BTreeMap::new(),
             receive: EtherReceive::new(EtherFilter::default(), mtu),
+            failed: Vec::new(),
             hash: None,
         }
     }
@@ -67,7 +71,7 @@ impl EtherPath {
     fn follow_sends(&mut self, state: &EtherState) {
         self.sends.retain(|sqn, _| state.send_queue(*sqn).is_some());
         for (sqn, queue) in state.send_queues() {
-            let ready = queue.state == QueueState::Ready;
+            let ready = queue.state != QueueState::Reset;
             if let Entry::Vacant(vacant) = self.sends.entry(sqn) {
                 match EtherTx::new(tx_setup(sqn, queue)) {
                     Ok(tx) => {
@@ -80,8 +84,13 @@ impl EtherPath {
             let Some(send) = self.sends.get_mut(&sqn) else {
                 continue;
             };
-            if queue.state == QueueState::Reset {
-                send.tx.reset();
+            match queue.state {
+                QueueState::Reset => send.tx.reset(),
+                QueueState::Error if !send.tx.failed() => {
+                    send.tx.enter_error();
+                    send.rung = true;
+                }
+                QueueState::Error | QueueState::Ready => {}
             }
             // Its doorbell may have come before.
             send.rung |= ready && !send.ready;
@@ -139,13 +148,24 @@ impl EtherPath {
         }
     }
 
+    /// Looks whether something was posted to a send queue whose doorbell was not seen.
+    pub fn look(&mut self, sqn: u32, view: &DotView<'_>) -> bool {
+        let send = self.sends.get_mut(&sqn);
+        let new = send.filter(|send| !send.rung && send.ready && send.tx.is_posted(view));
+        new.map(|send| send.rung = true).is_some()
+    }
+
     /// One round over all queues and wires. Answers whether anything was done; what was sent is
     /// visible.
     pub fn turn(&mut self, cx: &mut EtherContext<'_>) -> bool {
         let mut done = 0;
-        for send in self.sends.values_mut() {
+        for (sqn, send) in &mut self.sends {
             if send.rung && send.ready {
+                let before = send.tx.failed();
                 let turn = send.tx.turn(cx);
+                if !before && send.tx.failed() {
+                    self.failed.push(*sqn);
+                }
                 send.rung = send.tx.goes_on(turn);
                 done += turn;
             }
@@ -153,6 +173,11 @@ impl EtherPath {
         done += self.receive.turn(cx);
         cx.links.flush();
         done != 0
+    }
+
+    /// The send queues that went to error since the last question.
+    pub fn take_failed(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.failed)
     }
 
     /// Before sleep: whether there is work already.

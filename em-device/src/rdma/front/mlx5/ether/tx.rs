@@ -23,6 +23,8 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const BUDGET: usize = 64;
 /// Bytes after which sent frames are made visible although the turn goes on.
 const FLUSH_BYTES: usize = 128 << 10;
+/// Syndrome of an entry of a queue in error.
+const FLUSHED: u32 = 0x05;
 /// Syndrome of an entry that the queue cannot do.
 const QP_OPERATION: u32 = 0x02;
 /// Syndrome of an entry whose memory it may not read.
@@ -54,6 +56,8 @@ pub struct EtherTx {
     /// Datagrams of the entry at the head that were sent already.
     datagrams_done: usize,
     failed: bool,
+    /// Its completion queue is in error too: nobody is told anything any more.
+    silent: bool,
     /// Room for a long entry.
     space: Vec<u8>,
 }
@@ -78,6 +82,7 @@ impl EtherTx {
             blocked: None,
             datagrams_done: 0,
             failed: false,
+            silent: false,
             space: vec![0; MAX_WQE],
         })
     }
@@ -87,15 +92,21 @@ impl EtherTx {
         self.sqn
     }
 
-    /// Whether it is in error: the driver resets it.
+    /// Whether it is in error: what is posted is flushed until the driver resets it.
     pub fn failed(&self) -> bool {
         self.failed
+    }
+
+    /// To error, because the driver wants it so.
+    pub fn enter_error(&mut self) {
+        self.failed = true;
+        self.blocked = None;
     }
 
     /// Whether a turn would find work: for queues whose doorbells are not seen. Not while its wire is
     /// full, which wakes the data path by itself.
     pub fn is_posted(&self, view: &dot_iommu::DotView<'_>) -> bool {
-        !self.failed && self.blocked.is_none() && self.ring.is_posted(view)
+        !self.silent && self.blocked.is_none() && self.ring.is_posted(view)
     }
 
     /// Whether its first frame waits for room on a wire.
@@ -110,7 +121,7 @@ impl EtherTx {
 
     /// Whether there may be more after a turn that took `done` entries, without a doorbell.
     pub fn goes_on(&self, done: usize) -> bool {
-        !self.failed && (done >= BUDGET || self.is_blocked())
+        !self.silent && (done >= BUDGET || self.is_blocked())
     }
 
     /// Back to the beginning, as the driver's own queue is after a reset.
@@ -119,6 +130,7 @@ impl EtherTx {
         self.blocked = None;
         self.datagrams_done = 0;
         self.failed = false;
+        self.silent = false;
     }
 
     /// Sends what is posted, within limits. Answers how many entries were taken; what was sent is
@@ -156,6 +168,27 @@ impl EtherTx {
                 cx.links.flush();
             }
         }
+        if self.failed {
+            done += self.flush(cx);
+        }
+        done
+    }
+
+    /// Completes what is posted to a queue in error, within limits.
+    fn flush(&mut self, cx: &mut EtherContext<'_>) -> usize {
+        let mut done = 0;
+        while done < BUDGET && !self.silent {
+            let counter = match self.ring.head(cx.view) {
+                Head::Entry(posted) => {
+                    self.ring.advance(&posted);
+                    posted.counter
+                }
+                Head::Bad(counter) => counter,
+                Head::Empty | Head::Unreadable => break,
+            };
+            self.fail(counter, FLUSHED, cx);
+            done += 1;
+        }
         done
     }
 
@@ -181,7 +214,7 @@ impl EtherTx {
         if let (Outcome::Done(_), true) = (&outcome, entry.signaled) {
             let cqe = self.cqe(posted.counter, entry.opcode);
             if (cx.complete)(self.cqn, cqe.to_bytes()) == Pushed::Overrun {
-                self.failed = true;
+                (self.failed, self.silent) = (true, true);
             }
         }
         outcome
@@ -275,14 +308,14 @@ impl EtherTx {
     }
 
     fn fail(&mut self, counter: u16, syndrome: u32, cx: &mut EtherContext<'_>) {
-        self.failed = true;
+        self.enter_error();
         let cqe = Cqe {
             timestamp_l: U32::new(syndrome),
             op_own: opcode::REQUESTER_ERROR << 4,
             ..self.cqe(counter, wqe::NOP)
         };
         // The queue is in error whether the driver can be told or not.
-        let _ = (cx.complete)(self.cqn, cqe.to_bytes());
+        self.silent |= (cx.complete)(self.cqn, cqe.to_bytes()) == Pushed::Overrun;
     }
 
     fn cqe(&self, counter: u16, opcode: u8) -> Cqe {

@@ -512,6 +512,18 @@ fn a_bad_entry_puts_the_queue_in_error_until_it_is_reset() {
         let cqe = bench.cqes[1];
         assert_eq!((cqe[63], cqe[55]), (0xd0, syndrome));
         assert_eq!(cqe[60..62], [0, 1]);
+        // What is behind it is flushed, if it can be told what it is, and what comes later.
+        bench.post(&tcp4(b"x"), &Wqe::default());
+        bench.turn();
+        let flushed: Vec<_> = bench.cqes[2..]
+            .iter()
+            .map(|cqe| (cqe[63], cqe[55]))
+            .collect();
+        let has_length = bytes[7] != 0;
+        let count = if has_length { 2 } else { 1 };
+        assert_eq!(flushed, vec![(0xd0, 5); count]);
+        assert_eq!(bench.cqes.last().unwrap()[60..62], [0, 3]);
+        assert_eq!(bench.sent().len(), 0);
         bench.tx.reset();
         bench.counter = 0;
         bench.post(&tcp4(b"x"), &Wqe::default());

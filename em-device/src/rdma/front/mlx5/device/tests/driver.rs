@@ -3,7 +3,7 @@
 use super::super::super::bits::{Field, put};
 use super::super::super::command::{self, mailbox, opcode as op};
 use super::super::super::fields::{cqc, eqc, mkc, qpc};
-use super::super::super::{Action, Doorbells, Registers};
+use super::super::super::{Action, Doorbells, MappedPages, Registers};
 use super::super::Device;
 use crate::net::links::Links;
 use crate::rdma::engine::Context;
@@ -36,6 +36,12 @@ const OUTPUT: u64 = BASE + 0x18_0000;
 pub(super) struct NoFabric(Addresses);
 
 impl Fabric for NoFabric {
+    fn position(&self, _: Peer) -> u64 {
+        0
+    }
+    fn is_taken(&mut self, _: Peer, _: u64) -> bool {
+        true
+    }
     fn send(&mut self, _: Peer, _: &Packet) -> Result<(), NotSent> {
         Err(NotSent::Gone)
     }
@@ -44,6 +50,9 @@ impl Fabric for NoFabric {
     }
     fn route(&mut self, _: &Destination) -> Route {
         Route::Refused
+    }
+    fn is_handled(&mut self, _: Peer) -> bool {
+        true
     }
     fn addresses(&self) -> &Addresses {
         &self.0
@@ -78,9 +87,13 @@ pub(super) struct Driver {
 
 impl Driver {
     pub(super) fn new(link: RdmaLinkLayer) -> Self {
+        Self::of(spec(link))
+    }
+
+    fn of(spec: RdmaSpec) -> Self {
         let doorbells = Arc::new(Doorbells::default());
         let irqs = Irqs::new(VECTORS);
-        let device = Device::new(spec(link), Peer(7), irqs, doorbells.clone());
+        let device = Device::new(spec, Peer(7), irqs, doorbells.clone());
         let mut registers = Registers::new(doorbells, Instant::now());
         registers.write(0x10, &((QUEUE >> 32) as u32).to_be_bytes());
         registers.write(0x14, &(QUEUE as u32).to_be_bytes());
@@ -97,10 +110,25 @@ impl Driver {
 
     /// A function after INIT_HCA.
     pub(super) fn started(link: RdmaLinkLayer) -> Self {
-        let mut driver = Self::new(link);
-        driver.ok(op::ENABLE_HCA, &[], 16);
-        driver.ok(op::INIT_HCA, &[], 16);
-        driver
+        Self::new(link).start()
+    }
+
+    /// The same with doorbell pages that the VMM maps.
+    pub(super) fn mapped(link: RdmaLinkLayer) -> (Self, Arc<MappedPages>) {
+        let mut driver = Self::of(RdmaSpec {
+            mapped_doorbells: true,
+            ..spec(link)
+        });
+        let (pages, _) = MappedPages::new().unwrap();
+        let pages = Arc::new(pages);
+        driver.device.map_doorbells(pages.clone());
+        (driver.start(), pages)
+    }
+
+    fn start(mut self) -> Self {
+        self.ok(op::ENABLE_HCA, &[], 16);
+        self.ok(op::INIT_HCA, &[], 16);
+        self
     }
 
     /// A new page.

@@ -246,6 +246,43 @@ fn a_queue_that_was_reset_begins_anew() {
 }
 
 #[test]
+fn a_send_queue_that_fails_says_so_and_flushes_until_it_is_reset() {
+    const FAILED: u8 = 0xd;
+    let mut bench = Bench::new();
+    let state = |bench: &mut Bench| {
+        let context = bench
+            .driver
+            .ok(op::QUERY_SQ, &about(bench.sq.number), 0x110);
+        sqc::STATE.at(AT).get(&context)
+    };
+    assert_eq!(state(&mut bench), 1);
+    // A key that there is not.
+    bench.key += 1;
+    bench.send(1);
+    bench.key -= 1;
+    bench.send(2);
+    bench.turns();
+    assert_eq!(state(&mut bench), 3);
+    bench.send(3);
+    bench.turns();
+    for n in 0..3 {
+        assert_eq!(bench.completion(), Some((FAILED, n)));
+    }
+    assert_eq!(bench.completion(), None);
+    for (from, to) in [(3, 0), (0, 1)] {
+        let change = modify(bench.sq.number, from, sqc::STATE, to);
+        bench.driver.ok(op::MODIFY_SQ, &change, 16);
+    }
+    bench.sq.count = 0;
+    bench.send(4);
+    bench.turns();
+    assert_eq!(
+        (bench.completion(), state(&mut bench)),
+        (Some((SENT, 0)), 1)
+    );
+}
+
+#[test]
 fn frames_wait_for_entries_without_keeping_the_data_path_busy() {
     let mut bench = Bench::new();
     bench.send(5);

@@ -212,3 +212,22 @@ fn a_reset_leaves_nothing() {
     driver.ok(op::INIT_HCA, &[], 16);
     assert_eq!(driver.status(op::DESTROY_CQ, &about(cq)), 5);
 }
+
+#[test]
+fn the_byte_order_of_atomics_that_a_driver_sets_is_read_back_until_teardown() {
+    let mut driver = Driver::new(IB);
+    let mode = |driver: &mut Driver| {
+        let caps = driver.ok(op::QUERY_HCA_CAP, &op_mod(7), 0x1010);
+        Field::new(0x18, 0, 2).get(&caps)
+    };
+    assert_eq!(mode(&mut driver), 0);
+    let mut atomic = vec![0; 0x1010];
+    (atomic[7], atomic[0x18]) = (6, 1 << 6);
+    driver.ok(op::SET_HCA_CAP, &atomic, 16);
+    assert_eq!(mode(&mut driver), 1);
+    driver.ok(op::SET_HCA_CAP, &vec![0; 0x1010], 16);
+    assert_eq!(mode(&mut driver), 1, "another block");
+    driver.ok(op::INIT_HCA, &[], 16);
+    driver.ok(op::TEARDOWN_HCA, &[], 16);
+    assert_eq!(mode(&mut driver), 0);
+}
