@@ -17,7 +17,8 @@ sys.path[:0] = [os.path.join(os.path.dirname(os.path.dirname(HERE)), "guest-imag
 from lab.errors import LabError  # noqa: E402
 from lab.session import Lab, find_parts  # noqa: E402
 
-MODULES = ("main_job", "network", "rdma", "rdma_function", "rdma_ethernet", "rdma_function_life", "life_cycle", "recovery")
+MODULES = ("main_job", "network", "rdma", "rdma_function", "rdma_ethernet", "rdma_function_life", "life_cycle",
+           "recovery")
 # Run when named: they take minutes each.
 NAMED = ("sessions", "rdma_function_more", "rdma_ethernet_more", "rdma_function_life_more", "applications", "own_image")
 

@@ -25,6 +25,8 @@ fn kills() -> usize {
 /// Kills an EM and waits for the next.
 fn replace(dpu: &Dpu, em: usize) -> u32 {
     let old = dpu.em_pid(em).unwrap();
+    // One that lives shorter than 100 ms is not replaced at once, and links go meanwhile.
+    std::thread::sleep(Duration::from_millis(120));
     kill(old, Signal::KILL);
     successor(dpu, em, old).unwrap()
 }
