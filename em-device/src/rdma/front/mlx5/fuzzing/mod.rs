@@ -39,6 +39,10 @@ const CHECK_EVERY: u32 = 256;
 ///
 /// When something else than the hostile function was harmed.
 pub fn run(bytes: &[u8]) {
+    // A fuzzer learns the secret from the search for it; who says it himself has not read it.
+    if world::names_secret(bytes) {
+        return;
+    }
     let mut source = Source::bytes(bytes);
     let link = match source.below(2) {
         0 => RdmaLinkLayer::Infiniband,

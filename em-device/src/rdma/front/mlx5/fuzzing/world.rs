@@ -155,6 +155,14 @@ fn secrets(checks: u32, len: u64) -> Vec<u8> {
     one.repeat(len as usize / 8)
 }
 
+/// Whether bytes have half of [`SECRET`], wherever it begins.
+pub(super) fn names_secret(bytes: &[u8]) -> bool {
+    let twice = SECRET.repeat(2);
+    bytes
+        .windows(SECRET.len() / 2)
+        .any(|half| twice.windows(half.len()).any(|part| part == half))
+}
+
 fn turn(node: &mut Node, now: Instant) {
     for _ in 0..MOST_ROUNDS {
         if !node.turn(now) {
