@@ -4,8 +4,8 @@ import os
 import re
 import subprocess
 
-from lab import rdma
 from lab.host import ROOT
+from rdma_function import clean
 
 MAKE = os.path.join(ROOT, "tests", "vm", "make-workloads.sh")
 
@@ -47,13 +47,6 @@ def inside(command):
     """A command in the root file system of the disk."""
     quoted = command.replace("'", "'\\''")
     return f"chroot /programs /bin/sh -c '{quoted}'"
-
-
-def clean(ctx):
-    """Fails when a guest's kernel complained."""
-    for vm in ctx.lab.vms:
-        found = rdma.complaints(vm)
-        assert not found, f"{vm.name}: " + "; ".join(found[:5])
 
 
 def between(ctx, server_command, client_command, timeout=120):

@@ -39,24 +39,22 @@ fn last_page(input: &[u8]) -> u64 {
 
 fn new_rq(driver: &mut Driver, cqn: u32) -> Queue {
     let input = ring(driver, 4, &[(rqc::CQN.at(AT), cqn)]);
-    let number = driver.create(op::CREATE_RQ, &input);
-    driver.ok(op::MODIFY_RQ, &modify(number, 0, rqc::STATE, 1), 16);
-    Queue {
-        number,
-        memory: last_page(&input),
-        record: get64(&input, WQ + wq::DBR_ADDR),
-        count: 0,
-    }
+    new_queue(driver, &input, op::CREATE_RQ, op::MODIFY_RQ, rqc::STATE)
 }
 
 fn new_sq(driver: &mut Driver, cqn: u32) -> Queue {
     let input = ring(driver, 6, &[(sqc::CQN.at(AT), cqn)]);
-    let number = driver.create(op::CREATE_SQ, &input);
-    driver.ok(op::MODIFY_SQ, &modify(number, 0, sqc::STATE, 1), 16);
+    new_queue(driver, &input, op::CREATE_SQ, op::MODIFY_SQ, sqc::STATE)
+}
+
+/// A queue that is ready.
+fn new_queue(driver: &mut Driver, input: &[u8], create: u16, change: u16, state: Field) -> Queue {
+    let number = driver.create(create, input);
+    driver.ok(change, &modify(number, 0, state, 1), 16);
     Queue {
         number,
-        memory: last_page(&input),
-        record: get64(&input, WQ + wq::DBR_ADDR),
+        memory: last_page(input),
+        record: get64(input, WQ + wq::DBR_ADDR),
         count: 0,
     }
 }
