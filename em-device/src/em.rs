@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use dot_iommu::{DotError, HostMapping};
 use m2m_fabric::proto::{
-    EmStats, Event, FunctionSpec, Hello, LinkKind, LinkSpec, RdmaRequest, Reply, Request,
+    EmStats, Event, Formats, FunctionSpec, Hello, LinkKind, LinkSpec, RdmaRequest, Reply, Request,
 };
 use m2m_fabric::{Fabric, FabricError, Handler, local};
 use thiserror::Error;
@@ -55,6 +55,14 @@ pub struct Settings {
     pub om: PathBuf,
     /// How long the data path looks for work at the most before it sleeps.
     pub poll: Duration,
+}
+
+/// What this program takes over from another EM.
+pub fn formats() -> Formats {
+    Formats {
+        m2m: m2m_fabric::proto::VERSION,
+        state: vec![smartep::state::VERSION],
+    }
 }
 
 /// A running EM.

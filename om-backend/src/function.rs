@@ -80,6 +80,7 @@ impl Function {
         spec: FunctionSpec,
         control: FunctionControl,
         shadow: OwnedFd,
+        vault: Vault,
     ) -> Self {
         Self {
             admin_up: AtomicBool::new(config.link_up),
@@ -88,7 +89,7 @@ impl Function {
             spec,
             control,
             shadow,
-            vault: Vault::default(),
+            vault,
             life: AtomicU8::new(Life::Absent.to_code()),
             fault: Mutex::new(None),
         }

@@ -15,6 +15,7 @@ pub mod client;
 pub mod compat;
 pub mod dpu;
 pub mod error;
+pub mod manager;
 pub mod mapped;
 pub mod memory;
 pub mod mlx5;
