@@ -4,7 +4,7 @@ use super::Key;
 use super::wire::{self, MAX_KEYS, Packet};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 /// Descriptors kept of one function: connection, state, 2048 vectors, and files.
@@ -22,6 +22,11 @@ impl Store {
     /// Whether there is a connection that an EM can take over.
     pub fn has_connection(&self) -> bool {
         self.kept.contains_key(&Key::CONNECTION)
+    }
+
+    /// What is kept under a key.
+    pub fn get(&self, key: Key) -> Option<BorrowedFd<'_>> {
+        self.kept.get(&key).map(AsFd::as_fd)
     }
 
     /// How many descriptors there are.
