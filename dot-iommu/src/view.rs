@@ -16,11 +16,28 @@ use crate::sys::span::{self, HostSpan};
 #[derive(Clone, Debug)]
 pub struct DotReader {
     current: Arc<ArcSwap<Snapshot>>,
+    /// Where addresses are looked for behind which `current` has no memory.
+    windows: Option<Arc<ArcSwap<Snapshot>>>,
 }
 
 impl DotReader {
     pub(crate) fn new(current: Arc<ArcSwap<Snapshot>>) -> DotReader {
-        DotReader { current }
+        DotReader {
+            current,
+            windows: None,
+        }
+    }
+
+    /// The same table, with the ranges of another where this one has no memory: memory of other
+    /// devices, which the VMM announces without a descriptor or not at all.
+    ///
+    /// A range of this table with memory goes before one of `windows`, and one without memory
+    /// still says which accesses are allowed. `unmap` of either table waits for the views.
+    pub fn with_windows(&self, windows: &DotReader) -> DotReader {
+        DotReader {
+            current: self.current.clone(),
+            windows: Some(windows.current.clone()),
+        }
     }
 
     /// The table's current state, held still. Takes no lock.
@@ -31,7 +48,9 @@ impl DotReader {
     pub fn pin(&self) -> DotView<'_> {
         DotView {
             snapshot: self.current.load(),
+            windows: self.windows.as_ref().map(|windows| windows.load()),
             hint: Cell::new(0),
+            window_hint: Cell::new(0),
             reader: PhantomData,
         }
     }
@@ -52,8 +71,11 @@ pub struct Located {
 #[derive(Debug)]
 pub struct DotView<'r> {
     snapshot: Guard<Arc<Snapshot>>,
+    windows: Option<Guard<Arc<Snapshot>>>,
     /// Position of the last range that needed a search.
     hint: Cell<usize>,
+    /// The same of the windows.
+    window_hint: Cell<usize>,
     reader: PhantomData<&'r DotReader>,
 }
 
@@ -67,8 +89,29 @@ impl DotView<'_> {
         let range = self.candidate(addr);
         match range.and_then(|range| span::within(range, addr, len, access.bits())) {
             Some(span) => Ok(span),
-            None => Err(self.why_not(addr, len, access)),
+            None => self.translate_window(addr, len, access),
         }
+    }
+
+    /// As [`Self::translate`], for an address that has no memory in the table itself.
+    #[inline(never)]
+    pub(crate) fn translate_window(
+        &self,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<HostSpan<'_>, DotError> {
+        let windows = self.windows.as_ref().filter(|_| self.yields(addr, access));
+        let range = windows.and_then(|windows| windows.candidate(addr, &self.window_hint));
+        range
+            .and_then(|range| span::within(range, addr, len, access.bits()))
+            .ok_or_else(|| self.why_not(addr, len, access))
+    }
+
+    /// Whether the table leaves `addr` to the windows.
+    fn yields(&self, addr: u64, access: Access) -> bool {
+        let own = self.snapshot.find(addr, &self.hint);
+        own.is_none_or(|entry| !entry.is_mapped() && entry.perm().allows(access))
     }
 
     /// Where `[addr, addr + len)` begins in the file behind it, for somebody who has the same file:
@@ -78,9 +121,10 @@ impl DotView<'_> {
     /// Errors: as [`Self::translate`], but a range that ends early is none.
     #[inline]
     pub fn locate(&self, addr: u64, len: u64, access: Access) -> Result<Located, DotError> {
-        let entry = self
-            .lookup(addr)
-            .filter(|entry| len != 0 && entry.perm().allows(access));
+        let allows = |entry: &&Entry| len != 0 && entry.perm().allows(access);
+        let own = self.snapshot.find(addr, &self.hint);
+        let allowed = own.is_none_or(|own| allows(&own));
+        let entry = self.lookup(addr).filter(allows).filter(|_| allowed);
         match entry.and_then(|entry| Some((entry, entry.locate(addr)?))) {
             Some((entry, (mapping, offset))) => Ok(Located {
                 mapping: mapping.id(),
@@ -91,10 +135,16 @@ impl DotView<'_> {
         }
     }
 
-    /// The range that contains `addr`.
+    /// The range that contains `addr`; a window when only there is memory.
     #[inline]
     pub fn lookup(&self, addr: u64) -> Option<&Entry> {
-        self.snapshot.find(addr, &self.hint)
+        let own = self.snapshot.find(addr, &self.hint);
+        match &self.windows {
+            Some(windows) if own.is_none_or(|entry| !entry.is_mapped()) => {
+                windows.find(addr, &self.window_hint).or(own)
+            }
+            _ => own,
+        }
     }
 
     /// True when the range that contains `addr` is still the one that `map` gave `generation`.
@@ -139,6 +189,51 @@ impl DotView<'_> {
 mod tests {
     use super::*;
     use crate::{Backing, DotTable, HostMapping, Perm};
+
+    fn mapped(table: &DotTable, start: u64, len: u64, perm: Perm) -> u64 {
+        let mapping = HostMapping::anonymous(len).unwrap();
+        let id = mapping.id();
+        let backing = Backing::Mapped { mapping, offset: 0 };
+        table.map(start, len, perm, backing).unwrap();
+        id
+    }
+
+    #[test]
+    fn a_window_is_found_where_the_table_has_no_memory_and_only_there() {
+        let (table, windows) = (DotTable::new(), DotTable::new());
+        let own = mapped(&table, 0x2000, 0x1000, Perm::R);
+        let message = |start, perm| table.map(start, 0x1000, perm, Backing::Message).unwrap();
+        message(0x3000, Perm::RW);
+        message(0x4000, Perm::R);
+        let window = mapped(&windows, 0x1000, 0x5000, Perm::RW);
+        let reader = table.reader().with_windows(&windows.reader());
+        let view = reader.pin();
+        let found = |addr, access| {
+            let located = view.locate(addr, 8, access).map(|at| at.mapping).ok();
+            let translated = view.translate(addr, 8, access).is_ok();
+            assert_eq!(located.is_some(), translated, "{addr:#x} {access:?}");
+            located
+        };
+        assert_eq!(found(0x1000, Access::Write), Some(window), "unknown");
+        assert_eq!(found(0x2000, Access::Read), Some(own));
+        assert_eq!(found(0x2000, Access::Write), None, "the table's own rights");
+        assert_eq!(found(0x3000, Access::Write), Some(window), "no descriptor");
+        assert_eq!(found(0x4000, Access::Read), Some(window));
+        assert_eq!(found(0x4000, Access::Write), None, "rights of the range");
+        assert_eq!(found(0x6000, Access::Read), None, "behind the window");
+        assert!(view.translate(0x5ffc, 8, Access::Read).is_err());
+    }
+
+    #[test]
+    fn a_window_that_is_gone_is_not_reached_by_later_views() {
+        let (table, windows) = (DotTable::new(), DotTable::new());
+        mapped(&windows, 0x1000, 0x1000, Perm::RW);
+        let reader = table.reader().with_windows(&windows.reader());
+        assert!(reader.pin().translate(0x1000, 8, Access::Write).is_ok());
+        assert_eq!(windows.unmap(0x1000, 0x1000).unwrap().ranges, 1);
+        let gone = reader.pin().translate(0x1000, 8, Access::Write).map(|_| ());
+        assert!(matches!(gone, Err(DotError::NotMapped { .. })));
+    }
 
     #[test]
     fn a_location_names_the_mapping_and_ends_with_the_range() {

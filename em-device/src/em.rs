@@ -15,7 +15,7 @@ use m2m_fabric::{Fabric, FabricError, Handler, local};
 use thiserror::Error;
 
 use crate::control::OmLink;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, EndpointWindows};
 use crate::net::links::Link;
 use crate::port::open::open;
 use crate::port::shm::ShmPort;
@@ -382,8 +382,25 @@ impl Shared {
         }
     }
 
+    /// The windows of an RDMA function.
+    fn windows(&self, id: u32) -> Result<EndpointWindows, String> {
+        let functions = lock(&self.functions);
+        let endpoint = functions.get(&id).map(Endpoint::windows);
+        endpoint.ok_or_else(|| format!("there is no function {id}"))
+    }
+
     fn rdma(&self, request: RdmaRequest, fds: Vec<OwnedFd>) -> Result<(), String> {
         let done = match request {
+            RdmaRequest::Window { function, window } => {
+                let [fd] = <[OwnedFd; 1]>::try_from(fds)
+                    .map_err(|fds| format!("a window is 1 descriptor, not {}", fds.len()))?;
+                return self.windows(function)?.add(window, fd);
+            }
+            RdmaRequest::WindowGone {
+                function,
+                device,
+                generation,
+            } => return self.windows(function)?.remove(device, generation),
             RdmaRequest::PeerMemory { function, file } => {
                 let [fd] = <[OwnedFd; 1]>::try_from(fds)
                     .map_err(|fds| format!("memory is 1 descriptor, not {}", fds.len()))?;

@@ -93,6 +93,17 @@ impl FunctionControl {
         ConfigState { flr, ..state }.to_bits()
     }
 
+    /// Where the guest placed a 64-bit memory BAR, when memory decode is on.
+    pub fn decoded(&self, bar: u32) -> Option<u64> {
+        let mut model = self.lock();
+        if !model.state().memory {
+            return None;
+        }
+        let mut register = [0; 8];
+        model.read(CONFIG_REGION, 0x10 + 4 * u64::from(bar), &mut register);
+        Some(u64::from_le_bytes(register) & !0xf)
+    }
+
     /// Back to as powered on, but for the link; the answer is the new [`ConfigState`] as bits.
     pub fn reset(&self) -> u32 {
         self.lock().reset().to_bits()
@@ -194,6 +205,18 @@ mod tests {
         control.write(7, 0x14, 0xf, u32::MAX);
         assert_eq!(control.read(7, 0x10), 0xffff_8004);
         assert_eq!(control.read(7, 0x14), u32::MAX);
+    }
+
+    #[test]
+    fn a_bar_is_decoded_where_the_guest_put_it_while_decode_is_on() {
+        let (control, _shadow) = control();
+        control.write(7, 0x10, 0xf, 0x8000_0000);
+        control.write(7, 0x14, 0xf, 0x1);
+        assert_eq!(control.decoded(0), None);
+        control.write(7, 4, 0b0001, 2);
+        assert_eq!(control.decoded(0), Some(0x1_8000_0000));
+        control.reset();
+        assert_eq!(control.decoded(0), None);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::config::FunctionConfig;
 use crate::control::FunctionControl;
 use crate::vault::Vault;
+use crate::windows::{Placement, Range, Windows};
 use m2m_fabric::proto::{FunctionKind, FunctionSpec, FunctionState};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -24,6 +25,9 @@ pub struct Function {
     pub shadow: OwnedFd,
     /// What outlives its EM.
     pub vault: Vault,
+    /// What the functions of its VM share, when there is something.
+    pub windows: Option<Windows>,
+    placement: Option<Placement>,
     /// Whether the administrator lets the link be up.
     pub admin_up: AtomicBool,
     life: AtomicU8,
@@ -81,7 +85,14 @@ impl Function {
         control: FunctionControl,
         shadow: OwnedFd,
         vault: Vault,
+        windows: Option<Windows>,
     ) -> Self {
+        let placement = match (&spec.kind, &windows) {
+            (FunctionKind::Memory(memory), Some(windows)) => {
+                Some(Placement::new(windows.clone(), memory.bar, memory.bytes))
+            }
+            _ => None,
+        };
         Self {
             admin_up: AtomicBool::new(config.link_up),
             config,
@@ -90,6 +101,8 @@ impl Function {
             control,
             shadow,
             vault,
+            windows,
+            placement,
             life: AtomicU8::new(Life::Absent.to_code()),
             fault: Mutex::new(None),
         }
@@ -107,6 +120,25 @@ impl Function {
             rdma.link_up = self.admin_up.load(Ordering::Acquire);
         }
         spec
+    }
+
+    /// Config space may have changed. Returns when nobody uses memory where the guest does not have it any more.
+    pub fn follow(&self) {
+        if let Some(placement) = &self.placement {
+            placement.follow(self.id(), &self.control, &self.vault);
+        }
+    }
+
+    /// As [`Self::follow`], without waiting.
+    pub fn follow_later(&self) {
+        if let Some(placement) = &self.placement {
+            placement.tell(self.id(), &self.control, &self.vault);
+        }
+    }
+
+    /// Where the memory of a memory function is for the RDMA functions of its VM.
+    pub fn placed(&self) -> Option<Range> {
+        self.placement.as_ref()?.range()
     }
 
     /// Where it is.

@@ -25,6 +25,7 @@ pub mod rdma;
 pub mod session;
 pub mod supervisor;
 pub mod vault;
+pub mod windows;
 pub mod wiring;
 
 pub use om::{Om, StartError};

@@ -1,7 +1,7 @@
 //! The OM as one value: [`Om::start`] to [`Om::stop`].
 
 use crate::conductor::{Conductor, Message, Places};
-use crate::config::Config;
+use crate::config::{Config, FunctionConfig};
 use crate::control::{ControlError, FunctionControl};
 use crate::fd_store::{FdStore, Inheritance, inherited};
 use crate::function::Function;
@@ -12,10 +12,12 @@ use crate::presentation;
 use crate::rdma::Subnet;
 use crate::supervisor::Supervised;
 use crate::vault::Vault;
+use crate::windows::Windows;
 use crate::wiring::Wiring;
 use m2m_fabric::FabricError;
 use m2m_fabric::local::{LocalListener, Pending};
 use smartep::shadow::ShadowReader;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -214,6 +216,7 @@ fn functions(
     let manager = FdStore::from_environment();
     let mut inherited = inherited();
     let (mut functions, mut listeners) = (Vec::new(), Vec::new());
+    let mut windows = AllWindows::new(config);
     for (id, (em, f)) in (0..).zip(all) {
         let presentation = presentation::present(id, f);
         let spec = presentation.spec.clone();
@@ -244,6 +247,7 @@ fn functions(
             control,
             shadow,
             vault,
+            windows.of(f)?,
         )));
     }
     for (name, left) in inherited {
@@ -254,6 +258,35 @@ fn functions(
             .for_each(|(key, _)| manager.forget(&name, *key));
     }
     Ok((functions, listeners))
+}
+
+/// The windows of all VMs that have memory functions.
+struct AllWindows<'c> {
+    vms: BTreeSet<&'c str>,
+    started: BTreeMap<&'c str, Windows>,
+}
+
+impl<'c> AllWindows<'c> {
+    fn new(config: &'c Config) -> Self {
+        let all = config.ems.iter().flat_map(|em| &em.functions);
+        let memory = all.filter(|f| f.kind.memory().is_some());
+        Self {
+            vms: memory.filter_map(|f| f.vm.as_deref()).collect(),
+            started: BTreeMap::new(),
+        }
+    }
+
+    fn of(&mut self, function: &'c FunctionConfig) -> Result<Option<Windows>, StartError> {
+        let Some(vm) = function.vm.as_deref().filter(|vm| self.vms.contains(vm)) else {
+            return Ok(None);
+        };
+        if let Some(windows) = self.started.get(vm) {
+            return Ok(Some(windows.clone()));
+        }
+        let windows = Windows::start(vm).map_err(StartError::Thread)?;
+        self.started.insert(vm, windows.clone());
+        Ok(Some(windows))
+    }
 }
 
 fn supervised(config: &Config, functions: &[Arc<Function>]) -> Vec<Supervised> {

@@ -237,11 +237,15 @@ impl Handler for PeerHandler {
             return 0;
         };
         if address.region == ControlAddress::RESET_REGION {
-            return function.control.reset();
+            let state = function.control.reset();
+            function.follow();
+            return state;
         }
-        function
+        let state = function
             .control
-            .write(address.region, address.offset, byte_enable, value)
+            .write(address.region, address.offset, byte_enable, value);
+        function.follow();
+        state
     }
 
     fn down(&self, reason: &FabricError) {

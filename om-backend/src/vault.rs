@@ -13,7 +13,7 @@ use std::time::Duration;
 const LAST_BREATH: Duration = Duration::from_secs(1);
 
 /// Keeps a function's descriptors while EMs come and go.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct Vault(Arc<Shared>);
 
 #[derive(Debug, Default)]
@@ -21,7 +21,8 @@ struct Shared {
     /// The function's name.
     name: String,
     inside: Mutex<Inside>,
-    left: Condvar,
+    /// The store changed, or its EM left.
+    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -55,7 +56,7 @@ impl Vault {
         Self(Arc::new(Shared {
             name: name.to_owned(),
             inside: Mutex::new(inside),
-            left: Condvar::new(),
+            changed: Condvar::new(),
         }))
     }
 
@@ -70,7 +71,7 @@ impl Vault {
         let inside = self.0.lock();
         let state = inside
             .store
-            .state()
+            .get(Key::STATE)
             .filter(|_| inside.store.has_connection());
         state.and_then(State::version_of)
     }
@@ -83,6 +84,19 @@ impl Vault {
     /// Whether none are.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The memory of a BAR that the VMM maps; waits for it, since an EM that starts gives it before anybody knows.
+    pub fn bar(&self, patience: Duration) -> Option<OwnedFd> {
+        let inside = self.0.lock();
+        let waited = self
+            .0
+            .changed
+            .wait_timeout_while(inside, patience, |inside| {
+                inside.store.get(Key::BAR).is_none()
+            });
+        let inside = waited.unwrap_or_else(PoisonError::into_inner).0;
+        inside.store.get(Key::BAR)?.try_clone_to_owned().ok()
     }
 
     /// Closes everything that the last EM left.
@@ -111,7 +125,7 @@ impl Vault {
     fn settled(&self) -> MutexGuard<'_, Inside> {
         let waited = self
             .0
-            .left
+            .changed
             .wait_timeout_while(self.0.lock(), LAST_BREATH, |inside| inside.alive);
         let mut inside = waited.unwrap_or_else(PoisonError::into_inner).0;
         if inside.alive {
@@ -155,6 +169,8 @@ impl Shared {
             if let Err(error) = inside.change(&self.name, change) {
                 break Err(error);
             }
+            drop(inside);
+            self.changed.notify_all();
         };
         let mut inside = self.lock();
         if inside.owner != owner {
@@ -166,14 +182,14 @@ impl Shared {
         }
         inside.alive = false;
         drop(inside);
-        self.left.notify_all();
+        self.changed.notify_all();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use m2m_fabric::keeper::{Keeper, Key};
+    use m2m_fabric::keeper::Keeper;
     use std::os::fd::AsFd;
 
     #[test]
@@ -186,6 +202,15 @@ mod tests {
         assert!(vault.has_connection());
         let (_keeper, restored) = Keeper::attach(vault.open().unwrap()).unwrap();
         assert!(restored.contains_key(&Key::CONNECTION));
+    }
+
+    #[test]
+    fn the_memory_of_a_bar_is_there_for_others_as_soon_as_an_em_gave_it() {
+        let vault = Vault::default();
+        assert!(vault.bar(Duration::ZERO).is_none());
+        let (keeper, _) = Keeper::attach(vault.open("f").unwrap()).unwrap();
+        assert!(keeper.keep(Key::BAR, std::io::stdin().as_fd()));
+        assert!(vault.bar(Duration::from_secs(20)).is_some());
     }
 
     #[test]

@@ -203,7 +203,7 @@ fn an_infiniband_link_is_up_with_its_em_and_the_administrator_ends_its_paths() {
     let link_up = em0.wait(|told| match told {
         Told::Request(EmRequest::AddFunction(spec), _) => match spec.kind {
             FunctionKind::Rdma(rdma) => Some(rdma.link_up),
-            FunctionKind::VirtioNet(_) => None,
+            FunctionKind::VirtioNet(_) | FunctionKind::Memory(_) => None,
         },
         _ => None,
     });

@@ -1,12 +1,13 @@
 //! RDMA between two EMs without a VM: bandwidth against `memcpy`, message rate, latency, and whether cost
 //! stays flat with the number of queue pairs and memory regions.
 
+mod figures;
+
 use distdpu_tests::dpu::{Dpu, Rdma};
 use distdpu_tests::mlx5::{Buffer, Cq, Mlx5, Qp, QpPlan, Send, Service, opcode};
 use distdpu_tests::virtio_net::Guest;
+use figures::{Metric, Outcome, check, gigabytes, report};
 use std::collections::HashMap;
-use std::fs::OpenOptions;
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// Rounds of each measurement.
@@ -14,22 +15,14 @@ const ROUNDS: usize = 7;
 /// Requests of one queue pair between two doorbells; the last one is signaled.
 const BATCH: u64 = 32;
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+const BARS: &str = "bars: WRITE of 1 MiB at least 0.8x memcpy, of 64 KiB 0.6x; 3 M/s of 8 bytes per EM core with 16 queue \
+    pairs; 2 us; the rate within 20 % from 1 to 1024 queue pairs and 10000 regions; 1 GiB in 100 ms";
 
 fn main() {
     if let Err(error) = run() {
         eprintln!("rdma: {error}");
         std::process::exit(1);
     }
-}
-
-struct Metric {
-    name: String,
-    what: String,
-    unit: &'static str,
-    values: Vec<f64>,
-    /// Name of the metric it is compared with, and the ratios round by round.
-    against: Option<(String, Vec<f64>)>,
 }
 
 fn run() -> Outcome<()> {
@@ -42,7 +35,7 @@ fn run() -> Outcome<()> {
             measure(&mut metrics)?;
         }
     }
-    report(&metrics)
+    report(&metrics, BARS)
 }
 
 type Measure = fn(&mut Vec<Metric>) -> Outcome<()>;
@@ -264,6 +257,7 @@ fn latency(metrics: &mut Vec<Metric>) -> Outcome<()> {
                 together,
                 mapped_doorbells: way.mapped_doorbells,
                 poll_us: Some(way.poll_us),
+                ..Rdma::new(2)
             };
             let mut pair = Pair::on(plan, 48 << 20, 1 << 20)?;
             let mut qps = pair.connect(1, 7)?;
@@ -474,64 +468,4 @@ fn registration(metrics: &mut Vec<Metric>) -> Outcome<()> {
         against: None,
     });
     Ok(())
-}
-
-fn check(cqe: distdpu_tests::mlx5::Cqe) -> Outcome<()> {
-    match cqe.opcode {
-        0 => Ok(()),
-        _ => Err(format!("a request failed: {cqe:?}").into()),
-    }
-}
-
-fn gigabytes(bytes: u64, since: Instant) -> f64 {
-    bytes as f64 / since.elapsed().as_secs_f64() / 1e9
-}
-
-fn report(metrics: &[Metric]) -> Outcome<()> {
-    println!(
-        "{:80} {:>9} {:>9} {:>9} {:5} {:>7}",
-        "", "median", "p10", "p90", "", "ratio"
-    );
-    let mut json = match std::env::var_os("DISTDPU_BENCH_JSON") {
-        Some(path) => Some(OpenOptions::new().create(true).append(true).open(path)?),
-        None => None,
-    };
-    for metric in metrics {
-        let at = |q| quantile(metric.values.clone(), q);
-        let ratio = metric
-            .against
-            .as_ref()
-            .map(|(_, ratios)| quantile(ratios.clone(), 0.5));
-        println!(
-            "{:80} {:9.2} {:9.2} {:9.2} {:5} {:>7}",
-            metric.what,
-            at(0.5),
-            at(0.1),
-            at(0.9),
-            metric.unit,
-            ratio.map_or(String::new(), |r| format!("{r:.2}x")),
-        );
-        if let Some(file) = &mut json {
-            let line = serde_json::json!({
-                "metric": metric.name,
-                "value": at(0.5),
-                "unit": metric.unit,
-                "compared_with": metric.against.as_ref().map(|a| &a.0),
-                "ratio": ratio,
-                "samples": metric.values.len(),
-            });
-            writeln!(file, "{line}")?;
-        }
-    }
-    println!(
-        "bars: WRITE of 1 MiB at least 0.8x memcpy, of 64 KiB 0.6x; 3 M/s of 8 bytes per EM core with 16 queue \
-         pairs; 2 us; the rate within 20 % from 1 to 1024 queue pairs and 10000 regions; 1 GiB in 100 ms"
-    );
-    Ok(())
-}
-
-fn quantile(mut values: Vec<f64>, q: f64) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let at = (values.len().saturating_sub(1) as f64 * q).round() as usize;
-    values.get(at).copied().unwrap_or(f64::NAN)
 }

@@ -1,17 +1,16 @@
 //! The VMM's half: a vfio-user client that does what QEMU does, and on demand what nobody should.
 
+mod region;
+
 use crate::mapped::MappedRegion;
 use crate::memory::{GuestMemory, Range};
 use crate::time::SOON;
 use crate::wire::{self, command};
 use crate::{Error, Result};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
-use std::io::{IoSlice, IoSliceMut, Read, Write};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -335,42 +334,6 @@ impl Client {
         let reply = self.call(command::GET_REGION_INFO, &payload, &[])?;
         let size = u64::from(reply.word(16)?) | u64::from(reply.word(20)?) << 32;
         Ok((reply.word(4)?, size))
-    }
-
-    /// GET_REGION_INFO of a region that may be mapped: its reply's payload and descriptor.
-    fn region_with_fd(&mut self, region: u32) -> Result<(Message, Option<OwnedFd>)> {
-        let payload = wire::words(&[4096, 0, region, 0, 0, 0, 0, 0]);
-        let id = self.send(command::GET_REGION_INFO, 0, &payload, &[])?;
-        let mut header = [0; wire::HEADER];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let got = rustix::net::recvmsg(
-            &self.stream,
-            &mut [IoSliceMut::new(&mut header)],
-            &mut control,
-            RecvFlags::WAITALL | RecvFlags::CMSG_CLOEXEC,
-        )
-        .map_err(std::io::Error::from)?;
-        let mut fds: Vec<OwnedFd> = control
-            .drain()
-            .filter_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-                _ => None,
-            })
-            .flatten()
-            .collect();
-        if got.bytes != wire::HEADER || fds.len() > 1 {
-            return Err(Error::Protocol(format!(
-                "a region's reply of {} bytes and {} descriptors",
-                got.bytes,
-                fds.len()
-            )));
-        }
-        let message = self.rest_of(header)?;
-        match message.id == id && !message.is_error() {
-            true => Ok((message, fds.pop())),
-            false => Err(Error::Protocol("no reply about the region".into())),
-        }
     }
 
     /// GET_IRQ_INFO: flags and count.

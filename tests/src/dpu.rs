@@ -49,6 +49,10 @@ pub struct Rdma {
     pub together: bool,
     /// Whether the VMM may map the doorbell pages.
     pub mapped_doorbells: bool,
+    /// Memory functions of each VM, in an EM of their own: `gpu0-0` and so on in `gpu0`.
+    pub memory: usize,
+    /// MiB of each of them.
+    pub memory_mib: u64,
     /// Longest time in microseconds that an EM looks for work before it sleeps, if not the usual.
     pub poll_us: Option<u64>,
 }
@@ -60,6 +64,8 @@ impl Rdma {
             functions,
             together: false,
             mapped_doorbells: false,
+            memory: 0,
+            memory_mib: 64,
             poll_us: None,
         }
     }
@@ -249,11 +255,18 @@ impl Dpu {
     /// # Errors
     /// dpuctl failed or the EM is not there.
     pub fn em_pid(&self, index: usize) -> Result<u32> {
+        self.pid_of(&format!("em{index}"))
+    }
+
+    /// Process id of an EM by its name.
+    ///
+    /// # Errors
+    /// dpuctl failed or the EM is not there.
+    pub fn pid_of(&self, name: &str) -> Result<u32> {
         let answer = self.ctl(&["status"])?;
-        let name = format!("em{index}");
         answer["ems"]
             .as_array()
-            .and_then(|list| list.iter().find(|em| em["name"] == name.as_str()))
+            .and_then(|list| list.iter().find(|em| em["name"] == name))
             .and_then(|em| em["pid"].as_u64())
             .map(|pid| pid as u32)
             .ok_or_else(|| Error::Harness(format!("dpuctl status has no pid of {name}: {answer}")))
@@ -270,7 +283,7 @@ impl Dpu {
     /// The programs are not built, or did not come up.
     pub fn start_rdma(plan: Rdma) -> Result<Self> {
         let em = program("em")?;
-        Self::with_config(plan.functions, |directory| {
+        Self::with_config(plan.functions * (1 + plan.memory), |directory| {
             rdma_config(directory, plan, &em)
         })
     }
@@ -278,6 +291,11 @@ impl Dpu {
     /// The vfio-user socket of function `rdmaN`.
     pub fn rdma_socket(&self, index: usize) -> PathBuf {
         self.directory.path().join(format!("rdma{index}.sock"))
+    }
+
+    /// The vfio-user socket of memory function `index` of the VM with `rdmaN`.
+    pub fn memory_socket(&self, vm: usize, index: usize) -> PathBuf {
+        self.directory.path().join(format!("gpu{vm}-{index}.sock"))
     }
 
     /// The vfio-user socket of function `netN`.
@@ -421,10 +439,21 @@ fn rdma_config(directory: &Path, plan: Rdma, em: &Path) -> String {
             text,
             "\n  [[em.function]]\n  name = \"rdma{index}\"\n  kind = \"rdma\"\n  \
              link_type = \"infiniband\"\n  mac = \"02:00:00:00:01:{:02x}\"\n  network = \"lab\"\n  \
-             mapped_doorbells = {}\n",
+             mapped_doorbells = {}\n  vm = \"vm{index}\"\n",
             index + 1,
             plan.mapped_doorbells,
         );
+    }
+    for vm in (0..plan.functions).filter(|_| plan.memory != 0) {
+        let _ = write!(text, "\n[[em]]\nname = \"gpu{vm}\"\n");
+        for index in 0..plan.memory {
+            let _ = write!(
+                text,
+                "\n  [[em.function]]\n  name = \"gpu{vm}-{index}\"\n  kind = \"memory\"\n  \
+                 vm = \"vm{vm}\"\n  size_mib = {}\n",
+                plan.memory_mib,
+            );
+        }
     }
     text
 }

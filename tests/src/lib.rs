@@ -13,6 +13,7 @@
 
 pub mod client;
 pub mod compat;
+pub mod device_memory;
 pub mod dpu;
 pub mod error;
 pub mod manager;

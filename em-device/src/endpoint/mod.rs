@@ -1,16 +1,18 @@
 //! One function's endpoint: its vfio-user connection on one side, the data path on the other.
 
 mod kept;
+mod memory;
 mod net;
 mod rdma;
+mod windows;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use dot_iommu::{DotError, DotTable};
-use m2m_fabric::proto::{Event, FunctionKind, FunctionSpec, FunctionState};
+use dot_iommu::{DotError, DotTable, HostMapping};
+use m2m_fabric::proto::{Event, FunctionKind, FunctionSpec, FunctionState, WindowSpec};
 use smartep::DataSide;
 use smartep::function::{FunctionError, FunctionInfo, RegionInfo};
 use smartep::irq::Irqs;
@@ -25,6 +27,7 @@ use crate::rdma::front::mlx5::MappedPages;
 use crate::virtio::pci_access;
 use crate::worker::Handle;
 use kept::FunctionKeeper;
+use memory::MemoryData;
 use net::VirtioData;
 use rdma::RdmaData;
 
@@ -46,9 +49,9 @@ pub enum EndpointError {
     /// The system refused.
     #[error("cannot start the function's thread: {0}")]
     System(#[from] std::io::Error),
-    /// There is no memory for them.
-    #[error("cannot make the doorbell pages: {0}")]
-    DoorbellPages(#[from] DotError),
+    /// There is no memory for what the VMM maps.
+    #[error("cannot make the memory of a BAR: {0}")]
+    Bar(#[from] DotError),
     /// The worker is gone.
     #[error("the data path has ended")]
     Worker,
@@ -72,7 +75,21 @@ trait FunctionData: DataSide {
     fn state(&self) -> FunctionState;
     /// Takes the function off the data path.
     fn leave(&self);
+    /// Memory of another device is there from now on. Why it is refused, in a sentence.
+    fn add_window(&self, window: WindowSpec, fd: OwnedFd) -> Result<(), String> {
+        let _ = (window, fd);
+        Err(NO_WINDOWS.to_owned())
+    }
+    /// Another OM decides from now on.
+    fn new_om(&self) {}
+    /// Windows are gone, see [`m2m_fabric::proto::RdmaRequest::WindowGone`].
+    fn remove_window(&self, device: Option<u32>, generation: u64) -> Result<(), String> {
+        let _ = (device, generation);
+        Err(NO_WINDOWS.to_owned())
+    }
 }
+
+const NO_WINDOWS: &str = "a function of this kind does not reach other devices";
 
 /// A function that is served until [`Endpoint::stop`].
 pub struct Endpoint {
@@ -119,7 +136,17 @@ impl Endpoint {
             .iter()
             .map(|r| RegionInfo::trapped(r.index, r.size))
             .collect();
+        let mut memory = None;
         let pages = match &spec.kind {
+            FunctionKind::Memory(spec) => {
+                let file = kept.bar(|| HostMapping::memfd(spec.bytes))?;
+                let (data, mmap) = MemoryData::new(id, om.clone(), spec, file)?;
+                if let Some(bar) = regions.iter_mut().find(|r| r.index == spec.bar) {
+                    bar.mmap = Some(mmap);
+                }
+                memory = Some(Arc::new(data));
+                None
+            }
             FunctionKind::Rdma(rdma) if rdma.mapped_doorbells => {
                 let memory = kept.bar(MappedPages::memory)?;
                 let (pages, mmap) = MappedPages::of(memory)?;
@@ -139,8 +166,10 @@ impl Endpoint {
         let shadow = Arc::new(ShadowReader::new(&shadow)?);
         let seat = Seat { id, worker, om };
         let mut overlay = None;
-        let (data, side): (Arc<dyn FunctionData>, Arc<dyn DataSide>) = match spec.kind {
-            FunctionKind::VirtioNet(net) => {
+        let (data, side): (Arc<dyn FunctionData>, Arc<dyn DataSide>) = match (spec.kind, memory) {
+            (_, Some(data)) => (data.clone(), data),
+            (FunctionKind::Memory(_), None) => return Err(EndpointError::Worker),
+            (FunctionKind::VirtioNet(net), None) => {
                 if let Some(at) = pci_access::find(&shadow) {
                     info = info.with_window(at);
                 }
@@ -152,7 +181,7 @@ impl Endpoint {
                 let data = Arc::new(data);
                 (data.clone(), data)
             }
-            FunctionKind::Rdma(rdma) => {
+            (FunctionKind::Rdma(rdma), None) => {
                 let data = RdmaData::new(seat.clone(), rdma, &table, irqs.clone(), pages)?;
                 let data = Arc::new(data);
                 (data.clone(), data)
@@ -224,7 +253,13 @@ impl Endpoint {
         self.reader.replace(&shadow).map_err(|e| e.to_string())?;
         self.keeper.move_to(keeper).map_err(|e| e.to_string())?;
         self.state.set_whole();
+        self.data.new_om();
         Ok(())
+    }
+
+    /// What the OM says of memory of other devices goes here; may take as long as a peer does.
+    pub fn windows(&self) -> EndpointWindows {
+        EndpointWindows(self.data.clone())
     }
 
     /// Ranges and bytes of guest memory that are mapped.
@@ -242,6 +277,27 @@ impl Endpoint {
             }
         }
         self.data.leave();
+    }
+}
+
+/// The windows of an endpoint, for a thread that must not hold up others of its EM.
+pub struct EndpointWindows(Arc<dyn FunctionData>);
+
+impl EndpointWindows {
+    /// Memory of another device is there from now on.
+    ///
+    /// # Errors
+    /// Why it is refused, in a sentence.
+    pub fn add(&self, window: WindowSpec, fd: OwnedFd) -> Result<(), String> {
+        self.0.add_window(window, fd)
+    }
+
+    /// Windows are gone, see [`m2m_fabric::proto::RdmaRequest::WindowGone`].
+    ///
+    /// # Errors
+    /// Why they may be in use still, in a sentence.
+    pub fn remove(&self, device: Option<u32>, generation: u64) -> Result<(), String> {
+        self.0.remove_window(device, generation)
     }
 }
 

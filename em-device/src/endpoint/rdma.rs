@@ -1,16 +1,19 @@
 //! The data side of an RDMA function: registers and commands, and the way to the data path.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use dot_iommu::{DotReader, DotTable, HostMapping};
-use m2m_fabric::proto::{FunctionState, RdmaDestination, RdmaRequest, RdmaSpec, Reply, Request};
+use m2m_fabric::proto::{
+    FunctionState, RdmaDestination, RdmaRequest, RdmaSpec, Reply, Request, WindowSpec,
+};
 use smartep::DataSide;
 use smartep::config::ConfigState;
 use smartep::dma::MessageDma;
 use smartep::irq::Irqs;
 
+use super::windows::Windows;
 use super::{EndpointError, FunctionData, Seat, lock, report};
 use crate::control::OmLink;
 use crate::rdma::fabric::Wires;
@@ -24,6 +27,8 @@ use crate::rdma::verbs::{Destination, Path, Peer};
 const OM_PATIENCE: Duration = Duration::from_secs(1);
 /// How long peers may take to be done with memory that a VMM takes away.
 const PEER_PATIENCE: Duration = Duration::from_secs(1);
+/// The same for a window: the guest's write waits for it.
+const WINDOW_PATIENCE: Duration = Duration::from_millis(700);
 /// Destinations of datagrams that the OM is asked for at once.
 const QUESTIONS: usize = 64;
 
@@ -40,6 +45,7 @@ pub(super) struct RdmaData {
     spec: RdmaSpec,
     registers: Mutex<Registers>,
     memory: DotReader,
+    windows: Mutex<Windows>,
     connected: Mutex<bool>,
     /// What the driver was last known to be.
     running: Mutex<bool>,
@@ -61,7 +67,9 @@ impl RdmaData {
             device.map_doorbells(Arc::new(pages));
         }
         let wires = Wires::new(own, asker(&seat)?);
-        let mut function = RdmaFunction::new(id, device, wires, table.reader());
+        let windows = Windows::default();
+        let memory = table.reader().with_windows(&windows.reader());
+        let mut function = RdmaFunction::new(id, device, wires, memory);
         function.addresses_changed();
         seat.worker
             .run(move |state| state.rdma.insert(id, function))
@@ -71,6 +79,7 @@ impl RdmaData {
             spec,
             registers: Mutex::new(Registers::new(doorbells, Instant::now())),
             memory: table.reader(),
+            windows: Mutex::new(windows),
             connected: Mutex::new(false),
             running: Mutex::new(false),
         })
@@ -159,33 +168,50 @@ impl RdmaData {
 
     fn stop_device(&self) {
         self.on_function(RdmaFunction::reset);
-        self.drain();
+        self.drain(PEER_PATIENCE);
         self.report_running(false);
     }
 
-    /// Waits until no peer uses this function's memory on account of what was sent to it.
-    fn drain(&self) {
+    /// Waits until nobody uses this function's memory on account of what was sent until now. `false`: somebody does not
+    /// get done in time.
+    fn drain(&self, patience: Duration) -> bool {
         let Some(sent) = self.on_function(|f| {
             f.wires.flush();
             f.wires.sent()
         }) else {
-            return;
+            return true;
         };
         let begin = Instant::now();
         loop {
             let sent = sent.clone();
             if self.on_function(move |f| f.wires.is_done(&sent)) != Some(false) {
-                return;
+                return true;
             }
-            if begin.elapsed() > PEER_PATIENCE {
+            if begin.elapsed() > patience {
                 log::error!(
                     "function {}: a peer does not get done with its memory",
                     self.seat.id
                 );
-                return;
+                return false;
             }
             std::thread::sleep(Duration::from_micros(50));
         }
+    }
+
+    /// Gives memory of other devices to the peers, like the guest's own.
+    fn share_windows(&self) {
+        let unshared = lock(&self.windows).take_unshared();
+        for (mapping, fd) in unshared {
+            self.memory_added(&mapping, fd.as_fd());
+        }
+    }
+
+    /// A file is not used any more.
+    fn unshare(&self, file: u64) {
+        let (function, own) = (self.seat.id, Peer(self.seat.id));
+        self.on_function(move |f| f.wires.remove_file(own, Some(file)));
+        let file = Some(file);
+        self.tell(RdmaRequest::UnshareMemory { function, file }, &[]);
     }
 
     /// Tells the OM something. That it is away is no error: it will ask when it is back.
@@ -279,7 +305,7 @@ impl DataSide for RdmaData {
         if old.bus_master != new.bus_master {
             self.on_function(move |f| f.set_bus_master(new.bus_master));
             if !new.bus_master {
-                self.drain();
+                self.drain(PEER_PATIENCE);
             }
         }
     }
@@ -291,11 +317,13 @@ impl DataSide for RdmaData {
 
     fn connected(&self, _dma: Arc<MessageDma>) {
         *lock(&self.connected) = true;
+        self.share_windows();
         report(&self.seat.om, self.seat.id, FunctionState::Connected);
     }
 
     fn resumed(&self, _dma: Arc<MessageDma>, state: ConfigState) {
         *lock(&self.connected) = true;
+        self.share_windows();
         self.on_function(move |f| f.set_bus_master(state.bus_master));
         // Queue pairs, keys and queues died with the former process. The driver finds what it finds when the
         // firmware of a card died: an interface that is disabled though it did not disable it. Its health poll sees
@@ -312,6 +340,8 @@ impl DataSide for RdmaData {
     fn disconnected(&self) {
         lock(&self.registers).reset();
         self.stop_device();
+        *lock(&self.connected) = false;
+        lock(&self.windows).forget_shared();
         let (function, own) = (self.seat.id, Peer(self.seat.id));
         self.on_function(move |f| f.wires.remove_file(own, None));
         self.tell(
@@ -322,7 +352,6 @@ impl DataSide for RdmaData {
             &[],
         );
         self.seat.om.reset_function(function);
-        *lock(&self.connected) = false;
         report(&self.seat.om, function, FunctionState::Waiting);
     }
 
@@ -346,18 +375,8 @@ impl DataSide for RdmaData {
     }
 
     fn memory_removed(&self, gone: &[u64]) {
-        self.drain();
-        for &file in gone {
-            let (function, own) = (self.seat.id, Peer(self.seat.id));
-            self.on_function(move |f| f.wires.remove_file(own, Some(file)));
-            self.tell(
-                RdmaRequest::UnshareMemory {
-                    function,
-                    file: Some(file),
-                },
-                &[],
-            );
-        }
+        self.drain(PEER_PATIENCE);
+        gone.iter().for_each(|file| self.unshare(*file));
     }
 }
 
@@ -374,6 +393,29 @@ impl FunctionData for RdmaData {
             (true, false) => FunctionState::Connected,
             (true, true) => FunctionState::Running,
         }
+    }
+
+    fn add_window(&self, window: WindowSpec, fd: OwnedFd) -> Result<(), String> {
+        let added = lock(&self.windows).add(window, fd);
+        if let Some(former) = added.map_err(|e| e.to_string())? {
+            self.unshare(former);
+        }
+        if self.is_connected() {
+            self.share_windows();
+        }
+        Ok(())
+    }
+
+    fn remove_window(&self, device: Option<u32>, generation: u64) -> Result<(), String> {
+        let removed = lock(&self.windows).remove(device, generation);
+        if !removed.map_err(|e| e.to_string())? || self.drain(WINDOW_PATIENCE) {
+            return Ok(());
+        }
+        Err("a peer does not get done with a window's memory".to_owned())
+    }
+
+    fn new_om(&self) {
+        lock(&self.windows).new_om();
     }
 
     fn leave(&self) {

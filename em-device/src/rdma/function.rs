@@ -24,7 +24,7 @@ pub struct RdmaFunction {
 }
 
 impl RdmaFunction {
-    /// A function as after power-on.
+    /// A function as after power-on. `memory`: the guest's, and that of its other devices.
     pub fn new(id: u32, device: Device, wires: Wires, memory: DotReader) -> Self {
         Self {
             id,

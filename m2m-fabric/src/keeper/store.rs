@@ -24,9 +24,9 @@ impl Store {
         self.kept.contains_key(&Key::CONNECTION)
     }
 
-    /// A function's state memory, if there is one.
-    pub fn state(&self) -> Option<BorrowedFd<'_>> {
-        self.kept.get(&Key::STATE).map(AsFd::as_fd)
+    /// What is kept under a key.
+    pub fn get(&self, key: Key) -> Option<BorrowedFd<'_>> {
+        self.kept.get(&key).map(AsFd::as_fd)
     }
 
     /// How many descriptors there are.

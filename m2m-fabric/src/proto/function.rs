@@ -14,7 +14,7 @@ pub struct FunctionSpec {
     pub regions: Vec<RegionSpec>,
     /// Parts of regions that are on the control side; everything else is on the data side.
     pub control: Vec<ControlWindow>,
-    /// MSI-X vectors offered, 1 to 2048; the table lies where config space says.
+    /// MSI-X vectors offered, at most 2048; the table lies where config space says.
     pub msix_vectors: u16,
     /// What the function is.
     pub kind: FunctionKind,
@@ -47,6 +47,17 @@ pub enum FunctionKind {
     VirtioNet(VirtioNetSpec),
     /// An RDMA device, compatible with the drivers of the ConnectX family.
     Rdma(RdmaSpec),
+    /// Memory behind a BAR.
+    Memory(MemorySpec),
+}
+
+/// Parameters of a memory function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemorySpec {
+    /// The BAR with the memory; all of it is one file, which the VMM maps and the keeper holds.
+    pub bar: u32,
+    /// Bytes, a power of two.
+    pub bytes: u64,
 }
 
 /// Parameters of an RDMA function.

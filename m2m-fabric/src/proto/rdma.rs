@@ -61,6 +61,24 @@ pub enum RdmaRequest {
         /// The last generation that is not valid.
         generation: u64,
     },
+    /// OM → EM: memory of another device of the same VM lies in the guest's address space, so that requests of the
+    /// function may name it; its file rides along. Answered when requests can use it.
+    Window {
+        /// The RDMA function.
+        function: u32,
+        /// Where the memory is.
+        window: WindowSpec,
+    },
+    /// OM → EM: a window of a device, up to a generation, is not there any more; one of them that comes later is refused.
+    /// Answered when no transfer uses it, neither here nor in the EM of a peer.
+    WindowGone {
+        /// The RDMA function.
+        function: u32,
+        /// The function with the memory; without, any.
+        device: Option<u32>,
+        /// The last generation that is gone.
+        generation: u64,
+    },
     /// OM → EM: the administrator lets a function's link be up or not; its driver is told.
     SetLink {
         /// The function.
@@ -68,6 +86,21 @@ pub enum RdmaRequest {
         /// Whether it may be up.
         up: bool,
     },
+}
+
+/// A range of guest addresses behind which is another device's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowSpec {
+    /// The function with the memory.
+    pub device: u32,
+    /// Number of the window; numbers of one OM count up.
+    pub generation: u64,
+    /// First guest address: that of the BAR.
+    pub start: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Offset of the first byte in the file.
+    pub offset: u64,
 }
 
 /// A destination as an address vector names it.

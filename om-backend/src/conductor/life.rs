@@ -190,6 +190,7 @@ impl Conductor {
             // A guest that lost its EM keeps what it wrote; what the last guest wrote is that guest's.
             if !hello.returns && !function.vault.has_connection() {
                 function.control.reset();
+                function.follow_later();
             }
         }
         let bound = peer.bind(Binding {
@@ -257,6 +258,9 @@ impl Conductor {
             if let Some(function) = self.functions.get(id as usize) {
                 function.set_life(Life::Absent);
                 function.set_fault(None);
+                if let (Some(windows), Some(_)) = (&function.windows, function.config.kind.rdma()) {
+                    windows.down(id);
+                }
             }
         }
         self.rdma_down(em);

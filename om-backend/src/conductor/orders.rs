@@ -76,7 +76,10 @@ impl Conductor {
                     return;
                 };
                 match result {
-                    Ok(()) => function.served(),
+                    Ok(()) => {
+                        function.served();
+                        self.windows_up(em, id);
+                    }
                     Err(reason) => {
                         log::error!(
                             "EM {name} does not serve {}: {reason}",
@@ -100,14 +103,15 @@ impl Conductor {
                 self.wiring.answered(link, result);
                 self.update_links();
             }
-            Subject::Adopt(id) => {
-                if let Err(reason) = result {
+            Subject::Adopt(id) => match result {
+                Ok(()) => self.windows_up(em, id),
+                Err(reason) => {
                     log::error!("EM {name} cannot be adopted: {reason}");
                     if let Some(function) = self.functions.get(id as usize) {
                         function.set_fault(Some(reason));
                     }
                 }
-            }
+            },
             Subject::Wired => match result {
                 Ok(()) => self.upgrade_goes_on(em),
                 Err(reason) => {
@@ -130,6 +134,19 @@ impl Conductor {
                     log::warn!("EM {name} does not end in order: {reason}");
                 }
             }
+        }
+    }
+
+    /// An EM serves a function: one with memory may have it somewhere already, an RDMA function gets what its VM has.
+    fn windows_up(&self, em: usize, id: u32) {
+        let (Some(function), Some(e)) = (self.functions.get(id as usize), self.ems.get(em)) else {
+            return;
+        };
+        function.follow_later();
+        if let (Some(windows), Some(session), Some(_)) =
+            (&function.windows, &e.session, function.config.kind.rdma())
+        {
+            windows.up(id, session.fabric());
         }
     }
 

@@ -1,10 +1,11 @@
 //! From the table of a function to a checked [`FunctionConfig`].
 
-use super::parse::{Seen, name, path};
+use super::parse::{NAME, Seen, name, path};
 use super::reader::{At, Table};
+use super::values::is_name;
 use super::{
     Attachment, ConfigError, FunctionConfig, FunctionKind, IpPrefix, LinkType, MAX_SOCKET_PATH,
-    MacAddress, NetConfig, RdmaConfig,
+    MacAddress, MemoryConfig, NetConfig, RdmaConfig,
 };
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
@@ -17,6 +18,7 @@ const PORT: &str = "{ tap = \"NAME\" }, { loopback = true } or { null = true }";
 enum Kind {
     VirtioNet,
     Rdma,
+    Memory,
 }
 
 pub(super) fn function(
@@ -35,13 +37,26 @@ pub(super) fn function(
             ),
         ));
     }
-    let kinds = [("virtio-net", Kind::VirtioNet), ("rdma", Kind::Rdma)];
+    let kinds = [
+        ("virtio-net", Kind::VirtioNet),
+        ("rdma", Kind::Rdma),
+        ("memory", Kind::Memory),
+    ];
     let kind = table.choice("kind", &kinds)?;
-    let kind = table.required("kind", kind, "\"virtio-net\" or \"rdma\"")?;
-    if matches!(kind, Kind::Rdma) {
-        // complaints about keys that only other kinds have say so
-        table.rename("a function of kind \"rdma\"");
-    }
+    let kind = table.required("kind", kind, "\"virtio-net\" or \"rdma\" or \"memory\"")?;
+    // complaints about keys that only other kinds have say so
+    let is_rdma = match kind {
+        Kind::VirtioNet => false,
+        Kind::Rdma => {
+            table.rename("a function of kind \"rdma\"");
+            true
+        }
+        Kind::Memory => {
+            table.rename("a function of kind \"memory\"");
+            return memory(table, run_dir, name.value, seen);
+        }
+    };
+    let vm = vm(&mut table)?;
     let mac = mac(&mut table, &name.value, seen)?;
     let wanted = "an address with its prefix length, like \"10.0.0.1/24\"";
     let ip = match table.string("ip", wanted)? {
@@ -57,13 +72,13 @@ pub(super) fn function(
         .integer("mtu", 68..=9000, |_| true, "an integer from 68 to 9000")?
         .unwrap_or(1500);
     let socket = socket(&mut table, run_dir, &name.value, seen)?;
-    let (kind, attachment, capture) = match kind {
-        Kind::VirtioNet => {
+    let (kind, attachment, capture) = match is_rdma {
+        false => {
             let kind = FunctionKind::VirtioNet(virtio_net(&mut table)?);
             let attachment = attachment(&mut table, networks, &name.value, seen)?;
             (kind, attachment, capture(&mut table, &name.value, seen)?)
         }
-        Kind::Rdma => {
+        true => {
             let kind = FunctionKind::Rdma(rdma(&mut table)?);
             let wanted = "the name of a `[[network]]`";
             let at = table.string("network", wanted)?;
@@ -78,6 +93,7 @@ pub(super) fn function(
     Ok(FunctionConfig {
         name: name.value,
         kind,
+        vm,
         mac,
         ip,
         mtu,
@@ -86,6 +102,54 @@ pub(super) fn function(
         capture,
         link_up,
     })
+}
+
+/// A function that has neither addresses nor a network.
+fn memory(
+    mut table: Table<'_>,
+    run_dir: &Path,
+    name: String,
+    seen: &mut Seen,
+) -> Result<FunctionConfig, ConfigError> {
+    let vm = vm(&mut table)?;
+    let wanted = format!("the name of the VM that has it: {NAME}");
+    let vm = table.required("vm", vm, &wanted)?;
+    let size_mib: u64 = table
+        .integer(
+            "size_mib",
+            1..=1 << 20,
+            |n| n.count_ones() == 1,
+            "a power of two from 1 to 1048576",
+        )?
+        .unwrap_or(256);
+    let socket = socket(&mut table, run_dir, &name, seen)?;
+    table.finish()?;
+    Ok(FunctionConfig {
+        name,
+        kind: FunctionKind::Memory(MemoryConfig {
+            bytes: size_mib << 20,
+        }),
+        vm: Some(vm),
+        mac: MacAddress([0; 6]),
+        ip: None,
+        mtu: 0,
+        socket,
+        attachment: Attachment::None,
+        capture: None,
+        link_up: true,
+    })
+}
+
+/// The VM that has a function.
+fn vm(table: &mut Table<'_>) -> Result<Option<String>, ConfigError> {
+    let Some(at) = table.string("vm", NAME)? else {
+        return Ok(None);
+    };
+    if is_name(&at.value) {
+        return Ok(Some(at.value));
+    }
+    let complaint = format!("`vm` is \"{}\"; it must be {NAME}", at.value);
+    Err(table.error_at(&at, complaint))
 }
 
 fn virtio_net(table: &mut Table<'_>) -> Result<NetConfig, ConfigError> {

@@ -51,12 +51,14 @@ pub struct FunctionConfig {
     pub name: String,
     /// What it is to its driver.
     pub kind: FunctionKind,
-    /// Permanent MAC address, unicast and unique.
+    /// The VM that has it, by a name of the file's own: functions of one VM reach each other's memory.
+    pub vm: Option<String>,
+    /// Permanent MAC address, unicast and unique; all zeroes for a memory function, which has none.
     pub mac: MacAddress,
     /// Address that its guest takes, for people and for scripts that set guests up; the DPU does not
     /// use it.
     pub ip: Option<IpPrefix>,
-    /// Largest payload of an Ethernet frame in bytes, 68 to 9000.
+    /// Largest payload of an Ethernet frame in bytes, 68 to 9000; 0 for a memory function.
     pub mtu: u16,
     /// Where the VMM connects, at most [`MAX_SOCKET_PATH`] bytes.
     pub socket: PathBuf,
@@ -75,6 +77,15 @@ pub enum FunctionKind {
     VirtioNet(NetConfig),
     /// RDMA device; it is always in a network.
     Rdma(RdmaConfig),
+    /// Memory behind a BAR; it is in no network.
+    Memory(MemoryConfig),
+}
+
+/// What only a memory function has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryConfig {
+    /// Bytes of its BAR, a power of two from 1 MiB to 1 TiB.
+    pub bytes: u64,
 }
 
 /// What only a virtio network device has.
@@ -122,21 +133,33 @@ impl FunctionKind {
         match self {
             Self::VirtioNet(_) => "virtio-net",
             Self::Rdma(_) => "rdma",
+            Self::Memory(_) => "memory",
         }
     }
 
     /// What only an RDMA device has.
     pub fn rdma(&self) -> Option<&RdmaConfig> {
         match self {
-            Self::VirtioNet(_) => None,
+            Self::VirtioNet(_) | Self::Memory(_) => None,
             Self::Rdma(rdma) => Some(rdma),
+        }
+    }
+
+    /// What only a memory function has.
+    pub fn memory(&self) -> Option<&MemoryConfig> {
+        match self {
+            Self::VirtioNet(_) | Self::Rdma(_) => None,
+            Self::Memory(memory) => Some(memory),
         }
     }
 
     /// Whether it sends and receives Ethernet frames.
     pub fn has_frames(&self) -> bool {
-        self.rdma()
-            .is_none_or(|rdma| rdma.link_type == LinkType::Ethernet)
+        match self {
+            Self::VirtioNet(_) => true,
+            Self::Rdma(rdma) => rdma.link_type == LinkType::Ethernet,
+            Self::Memory(_) => false,
+        }
     }
 }
 
@@ -151,6 +174,8 @@ pub enum Attachment {
     Loopback,
     /// Nowhere.
     Null,
+    /// It has none.
+    None,
 }
 
 impl Config {

@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use toml::de::DeTable;
 
-const NAME: &str = "1 to 32 letters, digits, `-`, `_` or `.`, and start with a letter or digit";
+pub(super) const NAME: &str =
+    "1 to 32 letters, digits, `-`, `_` or `.`, and start with a letter or digit";
 
 /// What must be unique in the whole file.
 #[derive(Default)]

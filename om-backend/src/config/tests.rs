@@ -38,6 +38,7 @@ fn a_small_file_gets_the_defaults() {
                 queue_size: 256,
                 speed_mbps: None,
             }),
+            vm: None,
             mac: MacAddress([2, 0, 0, 0, 0, 1]),
             ip: None,
             mtu: 1500,
@@ -227,7 +228,7 @@ fn every_wrong_value_of_a_function_is_named_with_its_line_and_what_it_may_be() {
         ),
         (
             "quue_size = 256",
-            "[[em.function]] has no key `quue_size`; its keys are `capture`, `ip`, `kind`, `link`, `mac`, `mtu`, `name`, `network`, `port`, `queue_pairs`, `queue_size`, `socket`, `speed_mbps`",
+            "[[em.function]] has no key `quue_size`; its keys are `capture`, `ip`, `kind`, `link`, `mac`, `mtu`, `name`, `network`, `port`, `queue_pairs`, `queue_size`, `socket`, `speed_mbps`, `vm`",
         ),
     ];
     for (lines, sentence) in cases {
@@ -412,7 +413,7 @@ fn an_rdma_function_gets_its_defaults_and_is_taken_as_written() {
 #[test]
 fn what_an_rdma_function_cannot_have_is_named_with_its_line_and_what_it_can() {
     let keys = "`ip`, `kind`, `link`, `link_type`, `mac`, `mapped_doorbells`, `mtu`, `name`, \
-                `network`, `socket`";
+                `network`, `socket`, `vm`";
     for (line, key) in [
         ("queue_pairs = 2", "queue_pairs"),
         ("queue_size = 256", "queue_size"),
@@ -462,6 +463,49 @@ fn what_an_rdma_function_cannot_have_is_named_with_its_line_and_what_it_can() {
     );
     assert_eq!(
         complaint(&HEAD.replace("virtio-net", "nvme")),
-        "dpu.toml:7: `kind` is \"nvme\"; it must be \"virtio-net\" or \"rdma\""
+        "dpu.toml:7: `kind` is \"nvme\"; it must be \"virtio-net\" or \"rdma\" or \"memory\""
     );
+}
+
+const MEMORY: &str =
+    "[[em]]\nname = \"em0\"\n  [[em.function]]\n  name = \"gpu0\"\n  kind = \"memory\"\n";
+
+#[test]
+fn a_memory_function_has_a_vm_and_a_size_and_nothing_else() {
+    let config = Config::parse("dpu.toml", &format!("{MEMORY}  vm = \"vm0\"\n")).unwrap();
+    let function = &config.ems[0].functions[0];
+    assert_eq!(function.kind.memory().unwrap().bytes, 256 << 20);
+    assert_eq!(function.vm.as_deref(), Some("vm0"));
+    assert_eq!(function.attachment, Attachment::None);
+    assert!(!function.kind.has_frames() && function.kind.rdma().is_none());
+    let text = format!("{MEMORY}  vm = \"vm0\"\n  size_mib = 8192\n");
+    let config = Config::parse("dpu.toml", &text).unwrap();
+    let memory = config.ems[0].functions[0].kind.memory().copied();
+    assert_eq!(memory.unwrap().bytes, 8 << 30);
+}
+
+#[test]
+fn what_makes_no_sense_for_a_memory_function_is_refused() {
+    let said = |lines: &str| complaint(&format!("{MEMORY}  {lines}\n"));
+    assert!(said("").starts_with(
+        "dpu.toml:3: a function of kind \"memory\" has no `vm`; it must be the name of the VM that has it"
+    ));
+    assert!(said("vm = \"../x\"").starts_with("dpu.toml:6: `vm` is \"../x\"; it must be 1 to 32"));
+    let size = "it must be a power of two from 1 to 1048576";
+    for wrong in ["0", "3", "2097152"] {
+        assert_eq!(
+            said(&format!("vm = \"vm0\"\n  size_mib = {wrong}")),
+            format!("dpu.toml:7: `size_mib` is {wrong}; {size}")
+        );
+    }
+    assert!(
+        said("vm = \"vm0\"\n  network = \"blue\"")
+            .contains("a function of kind \"memory\" has no key `network`; its keys are")
+    );
+}
+
+#[test]
+fn every_kind_of_function_may_name_its_vm() {
+    let config = Config::parse("dpu.toml", &format!("{HEAD}{MAC}{NETWORK}  vm = \"a\"\n")).unwrap();
+    assert_eq!(config.ems[0].functions[0].vm.as_deref(), Some("a"));
 }

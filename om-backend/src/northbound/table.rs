@@ -113,9 +113,9 @@ pub fn functions(functions: &Functions) -> String {
                 None => f.state.clone(),
             },
             link,
-            f.mac.clone(),
+            or_dash(Some(&f.mac).filter(|mac| !mac.is_empty())),
             or_dash(f.ip.as_ref()),
-            f.mtu.to_string(),
+            or_dash(Some(f.mtu).filter(|mtu| *mtu != 0)),
             or_dash(
                 f.queue_pairs
                     .zip(f.queue_size)

@@ -71,7 +71,7 @@ pub struct FunctionView {
     pub admin: String,
     /// Whether its wires work.
     pub carrier: bool,
-    /// MAC address.
+    /// MAC address; empty for a memory function, which has none.
     pub mac: String,
     /// Address of the guest, as the file says.
     pub ip: Option<String>,
@@ -93,6 +93,20 @@ pub struct FunctionView {
     pub capture: Option<String>,
     /// What only an RDMA device has.
     pub rdma: Option<RdmaView>,
+    /// The VM that has it, as the file says.
+    pub vm: Option<String>,
+    /// What only a memory function has.
+    pub memory: Option<MemoryView>,
+}
+
+/// What a memory function has beyond other functions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryView {
+    /// Bytes of its BAR.
+    pub bytes: u64,
+    /// Guest address where the RDMA functions of its VM reach it, hexadecimal; none while the guest keeps its memory
+    /// from being decoded.
+    pub window: Option<String>,
 }
 
 /// What an RDMA device has beyond other functions.
@@ -118,7 +132,7 @@ impl FunctionView {
         let config = &function.config;
         let net = match &config.kind {
             FunctionKind::VirtioNet(net) => Some(net),
-            FunctionKind::Rdma(_) => None,
+            FunctionKind::Rdma(_) | FunctionKind::Memory(_) => None,
         };
         let admin_up = function.admin_up.load(Ordering::Acquire);
         let word = |up| if up { "up" } else { "down" }.to_owned();
@@ -127,6 +141,7 @@ impl FunctionView {
             Attachment::Tap(name) => (None, Some(format!("tap {name}"))),
             Attachment::Loopback => (None, Some("loopback".to_owned())),
             Attachment::Null => (None, Some("null".to_owned())),
+            Attachment::None => (None, None),
         };
         Self {
             name: config.name.clone(),
@@ -138,7 +153,10 @@ impl FunctionView {
             link: word(admin_up && carrier),
             admin: word(admin_up),
             carrier,
-            mac: config.mac.to_string(),
+            mac: match config.mac.is_zero() {
+                true => String::new(),
+                false => config.mac.to_string(),
+            },
             ip: config.ip.map(|ip| ip.to_string()),
             mtu: config.mtu,
             queue_pairs: net.map(|n| n.queue_pairs),
@@ -152,6 +170,11 @@ impl FunctionView {
                 .as_ref()
                 .map(|path| path.to_string_lossy().into_owned()),
             rdma,
+            vm: config.vm.clone(),
+            memory: config.kind.memory().map(|memory| MemoryView {
+                bytes: memory.bytes,
+                window: function.placed().map(|range| format!("{:#x}", range.start)),
+            }),
         }
     }
 }

@@ -3,6 +3,7 @@
 //! One file per kind of function. Each makes a [`Presentation`], which the OM keeps as a
 //! [`crate::control::FunctionControl`].
 
+pub mod memory;
 pub mod rdma;
 pub mod virtio_net;
 pub mod virtio_pci;
@@ -28,5 +29,6 @@ pub fn present(id: u32, function: &FunctionConfig) -> Presentation {
     match &function.kind {
         FunctionKind::VirtioNet(net) => virtio_net::present(id, function, net),
         FunctionKind::Rdma(rdma) => rdma::present(id, function, rdma),
+        FunctionKind::Memory(memory) => memory::present(id, function, memory),
     }
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 
 /// Files that one function can share at the same time; a VM's memory is in a few.
-const MAX_FILES: usize = 64;
+const MAX_FILES: usize = 256;
 
 #[derive(Debug)]
 struct File {
@@ -227,10 +227,10 @@ mod tests {
             "file 3 is shared already"
         );
         assert_eq!(
-            memory.share(&subnet, 0, 64, file()).unwrap_err(),
-            "function 0 shares 64 files already; no more are possible"
+            memory.share(&subnet, 0, 256, file()).unwrap_err(),
+            "function 0 shares 256 files already; no more are possible"
         );
         memory.unshare(0, Some(3));
-        memory.share(&subnet, 0, 64, file()).unwrap();
+        memory.share(&subnet, 0, 256, file()).unwrap();
     }
 }

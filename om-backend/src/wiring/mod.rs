@@ -273,10 +273,11 @@ impl Wiring {
 
     /// Whether frames of a function can go anywhere: one of its wires for frames has both ends
     /// attached. An InfiniBand port has carrier as soon as its EM is up, like a port that is plugged
-    /// into a switch: the subnet (this OM) is there, whoever else is.
+    /// into a switch: the subnet (this OM) is there, whoever else is. So has a function without a port.
     pub fn carrier(&self, function: u32) -> bool {
-        let infiniband = |p: &&Place| p.rdma == Some(LinkType::Infiniband);
-        if let Some(place) = self.place(function).filter(infiniband) {
+        let no_wire =
+            |p: &&Place| p.rdma == Some(LinkType::Infiniband) || p.attachment == Attachment::None;
+        if let Some(place) = self.place(function).filter(no_wire) {
             return self.up.contains(&place.em);
         }
         let attached = |end: &End| end.state == EndState::Attached;
@@ -332,6 +333,7 @@ impl Wiring {
             Attachment::Tap(name) => Some(LinkKind::Tap { name: name.clone() }),
             Attachment::Loopback => Some(LinkKind::Loopback),
             Attachment::Null => Some(LinkKind::Null),
+            Attachment::None => None,
         };
         let capture = place.capture.clone().map(|path| LinkKind::Capture { path });
         let kinds = [(capture, Destination::Capture), (port, Destination::Port)];

@@ -114,6 +114,14 @@ impl Mlx5 {
         Ok(index(&output) << 8 | 0x42)
     }
 
+    /// DESTROY_MKEY.
+    ///
+    /// # Errors
+    /// The command failed.
+    pub fn destroy_key(&mut self, key: u32) -> Result<()> {
+        self.destroy(opcode::DESTROY_MKEY, key >> 8)
+    }
+
     /// How long the device takes to register `len` bytes by 4 KiB pages: all of them the same page, since only
     /// their number matters. The key is gone afterwards.
     ///

@@ -143,7 +143,7 @@ impl<F: Front> Qp<F> {
         let region = check(region)?;
         // 8 aligned bytes are in one page, which may be aligned differently than its address.
         let span = region
-            .pieces(addr, 8)
+            .pieces(addr, 8, Access::ReadWrite)
             .next()
             .filter(|(_, run)| *run == 8)
             .and_then(|(bus, run)| cx.memory.translate(bus, run, Access::ReadWrite).ok())

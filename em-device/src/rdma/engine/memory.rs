@@ -1,8 +1,8 @@
 //! From scatter/gather lists and regions to memory: segments for the peer, spans for the copy.
 
 use crate::rdma::packet::{Fabric, MAX_SEGMENTS, Payload, Segment};
-use crate::rdma::verbs::{Denied, Pd, Peer, Region, Regions, Rights, Sge};
-use dot_iommu::{Access, DotView, HostSpan};
+use crate::rdma::verbs::{ABSENT, Denied, Pd, Peer, Region, Regions, Rights, Sge};
+use dot_iommu::{Access, DotError, DotView, HostSpan};
 use smallvec::SmallVec;
 
 /// Why bytes cannot be reached.
@@ -24,6 +24,23 @@ impl From<Denied> for Fault {
     }
 }
 
+/// Why there is nothing at a bus address that no range of the table contains.
+fn missing(bus: u64) -> Fault {
+    match bus {
+        ABSENT.. => Fault::Denied(Denied::Rights),
+        _ => Fault::Unmapped,
+    }
+}
+
+/// Why a range of the table cannot be used: one that the VMM gave without memory is another device's,
+/// which has taken back what it gave.
+fn unreachable_bytes(error: DotError) -> Fault {
+    match error {
+        DotError::MessageOnly { .. } => Fault::Denied(Denied::Rights),
+        _ => Fault::Unmapped,
+    }
+}
+
 /// Calls `visit` with the host memory of `[addr, addr + len)`, in order; the range was checked.
 #[inline]
 pub(super) fn walk<'m>(
@@ -35,17 +52,17 @@ pub(super) fn walk<'m>(
     mut visit: impl FnMut(HostSpan<'m>) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
     let mut left = len;
-    for (mut bus, mut run) in region.pieces(addr, len) {
+    for (mut bus, mut run) in region.pieces(addr, len, access) {
         left -= run;
         while run > 0 {
             let (span, n) = match memory.translate(bus, run, access) {
                 Ok(span) => (span, run),
                 Err(_) => {
                     // More than one range of the table.
-                    let entry = memory.lookup(bus).ok_or(Fault::Unmapped)?;
+                    let entry = memory.lookup(bus).ok_or_else(|| missing(bus))?;
                     let n = run.min((entry.last() - bus).saturating_add(1));
                     let span = memory.translate(bus, n, access);
-                    (span.map_err(|_| Fault::Unmapped)?, n)
+                    (span.map_err(unreachable_bytes)?, n)
                 }
             };
             visit(span)?;
@@ -146,7 +163,7 @@ impl<'a> Part<'a> {
         let mut total = 0;
         self.elements(|region, addr, len| {
             let mut left = len;
-            for (mut bus, mut run) in region.pieces(addr, len) {
+            for (mut bus, mut run) in region.pieces(addr, len, self.access) {
                 left -= run;
                 while run > 0 {
                     let at = memory

@@ -24,7 +24,9 @@ const LOOPBACK: usize = 1024;
 /// Packets taken from a wire at once.
 const BURST: usize = 64;
 /// Files of one peer at most.
-const MAX_FILES: usize = 64;
+const MAX_FILES: usize = 256;
+/// In the place of a wire's id: to the function itself.
+const OWN: u32 = u32::MAX;
 
 /// Asks the OM for the way to a destination; the answer goes to [`Wires::answered`]. Must not wait.
 pub type Ask = Box<dyn Fn(Destination) + Send>;
@@ -48,6 +50,8 @@ pub struct Wires {
     own: Peer,
     wires: Vec<Wire>,
     loopback: VecDeque<Packet>,
+    /// Packets to the function itself, sent and taken.
+    looped: (u64, u64),
     files: Vec<File>,
     routes: Routes,
     ask: Ask,
@@ -77,6 +81,7 @@ impl Wires {
             own,
             wires: Vec::new(),
             loopback: VecDeque::new(),
+            looped: (0, 0),
             files: Vec::new(),
             routes: Routes::default(),
             ask,
@@ -145,6 +150,7 @@ impl Wires {
     /// The next packet that came in. After the last one has been handled, [`Self::release`].
     pub fn take(&mut self) -> Option<(Peer, Packet)> {
         if let Some(packet) = self.loopback.pop_front() {
+            self.looped.1 += 1;
             return Some((self.own, packet));
         }
         self.inbox.pop_front()
@@ -196,16 +202,23 @@ impl Wires {
         self.wires
             .iter()
             .map(|wire| (wire.id, wire.port.sent()))
+            .chain([(OWN, self.looped.0)])
             .collect()
     }
 
     /// Whether all peers are done with what was sent to them until then: nobody touches memory on its
     /// account any more.
     pub fn is_done(&mut self, sent: &[(u32, u64)]) -> bool {
-        self.wires.iter_mut().all(|wire| {
-            let until = sent.iter().find(|(id, _)| *id == wire.id);
-            until.is_none_or(|(_, until)| wire.port.is_done(*until))
-        })
+        // Nothing of it is taken and not handled between two rounds.
+        let looped = self.looped.1;
+        let own_done = sent
+            .iter()
+            .all(|(id, until)| *id != OWN || looped >= *until);
+        own_done
+            && self.wires.iter_mut().all(|wire| {
+                let until = sent.iter().find(|(id, _)| *id == wire.id);
+                until.is_none_or(|(_, until)| wire.port.is_done(*until))
+            })
     }
 
     /// Asks for wake-ups; see [`Port::arm`].
@@ -242,6 +255,7 @@ impl Fabric for Wires {
                 return Err(NotSent::Full);
             }
             self.loopback.push_back(packet.clone());
+            self.looped.0 += 1;
             return Ok(());
         }
         let wire = self.wires.iter_mut().find(|wire| wire.peer == peer);

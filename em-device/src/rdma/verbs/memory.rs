@@ -1,12 +1,21 @@
 //! Memory regions: who may touch which bytes, and where those are (IBTA 1.5 §10.6).
 
 use super::{MemKey, Pd, RegionChange};
+use dot_iommu::Access;
 use std::ops::BitOr;
 use std::sync::Arc;
 use thiserror::Error;
 
 /// Regions a function can have.
 pub const MAX_REGIONS: usize = 1 << 20;
+
+/// Bus address of a page that is not there: no guest memory is mapped at it; a multiple of all page sizes.
+pub const ABSENT: u64 = u64::MAX << 31;
+/// Flags of a page in [`Translation::Pages`], below its address: it must not be read, or written.
+pub const NO_READ: u64 = 1;
+/// See [`NO_READ`].
+pub const NO_WRITE: u64 = 2;
+const PAGE_FLAGS: u64 = NO_READ | NO_WRITE;
 
 /// Rights on a region, or of a queue pair's peer. Local reading is always allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -54,7 +63,7 @@ pub enum Translation {
     Pages {
         /// log₂ of their size in bytes, 12 to 31.
         shift: u8,
-        /// Bus addresses, each a multiple of the size.
+        /// Bus addresses, each a multiple of the size, with flags ([`NO_READ`], [`NO_WRITE`]).
         pages: Arc<[u64]>,
         /// Bytes of the first page in front of the region's first.
         offset: u64,
@@ -109,6 +118,8 @@ pub struct Pieces<'r> {
     /// Distance from the region's first byte.
     at: u64,
     left: u64,
+    /// Flags of pages that are as good as absent.
+    denied: u64,
 }
 
 impl Iterator for Pieces<'_> {
@@ -131,13 +142,19 @@ impl Iterator for Pieces<'_> {
                 let at = self.at.wrapping_add(*offset);
                 let mut index = usize::try_from(at >> shift).ok()?;
                 let within = at & (size - 1);
-                let bus = pages.get(index)?.wrapping_add(within);
+                let page = *pages.get(index)?;
+                let flags = page & PAGE_FLAGS;
+                let page = match flags & self.denied {
+                    0 => page - flags,
+                    _ => ABSENT,
+                };
+                let bus = page.wrapping_add(within);
                 let mut run = (size - within).min(self.left);
                 // Neighbours on the bus are one piece.
-                while run < self.left {
+                while run < self.left && page != ABSENT {
                     index += 1;
                     match pages.get(index) {
-                        Some(page) if *page == bus.wrapping_add(run) => {
+                        Some(page) if *page == bus.wrapping_add(run) | flags => {
                             run = run.saturating_add(size).min(self.left);
                         }
                         _ => break,
@@ -154,13 +171,19 @@ impl Iterator for Pieces<'_> {
 
 impl Region {
     /// The pieces of `[addr, addr + len)`, which [`Regions::check`] found within the region. They
-    /// end early when the translation does not cover the range.
+    /// end early when the translation does not cover the range. Pages that do not allow `access` are
+    /// [`ABSENT`].
     #[inline]
-    pub fn pieces(&self, addr: u64, len: u64) -> Pieces<'_> {
+    pub fn pieces(&self, addr: u64, len: u64, access: Access) -> Pieces<'_> {
         Pieces {
             region: self,
             at: addr.wrapping_sub(self.start),
             left: len,
+            denied: match access {
+                Access::Read => NO_READ,
+                Access::Write => NO_WRITE,
+                Access::ReadWrite => NO_READ | NO_WRITE,
+            },
         }
     }
 
@@ -383,16 +406,33 @@ mod tests {
     #[test]
     fn pieces_follow_the_pages_and_join_neighbours() {
         let region = paged(0x1_0ff0, 0x3000, &[0x5000, 0x6000, 0x9000, 0xa000]);
-        let all: Vec<_> = region.pieces(0x1_0ff0, 0x3000).collect();
+        let all: Vec<_> = region.pieces(0x1_0ff0, 0x3000, Access::Read).collect();
         assert_eq!(all, [(0x5ff0, 0x1010), (0x9000, 0x1ff0)]);
-        let some: Vec<_> = region.pieces(0x1_1fff, 2).collect();
+        let some: Vec<_> = region.pieces(0x1_1fff, 2, Access::Write).collect();
         assert_eq!(some, [(0x6fff, 1), (0x9000, 1)]);
+    }
+
+    #[test]
+    fn a_page_is_absent_for_what_its_flags_deny() {
+        let pages = [0x5000, 0x6000, 0x7000 | NO_WRITE, 0x8000 | NO_READ];
+        let region = paged(0x1000, 0x4000, &pages);
+        let pieces = |access| region.pieces(0x1000, 0x4000, access).collect::<Vec<_>>();
+        let absent = (ABSENT, 0x1000);
+        assert_eq!(
+            pieces(Access::Read),
+            [(0x5000, 0x2000), (0x7000, 0x1000), absent]
+        );
+        assert_eq!(
+            pieces(Access::Write),
+            [(0x5000, 0x2000), absent, (0x8000, 0x1000)]
+        );
+        assert_eq!(pieces(Access::ReadWrite)[1..], [absent, absent]);
     }
 
     #[test]
     fn pieces_end_where_the_translation_ends() {
         let region = paged(0x1000, 0x3000, &[0x5000]);
-        let all: Vec<_> = region.pieces(0x1800, 0x2000).collect();
+        let all: Vec<_> = region.pieces(0x1800, 0x2000, Access::Read).collect();
         assert_eq!(all, [(0x5800, 0x800)]);
     }
 

@@ -10,7 +10,9 @@ mod queue;
 mod work;
 
 pub use completion::{Completion, Done, Source, Status};
-pub use memory::{Denied, MAX_REGIONS, Pieces, Region, Regions, Rights, Translation};
+pub use memory::{
+    ABSENT, Denied, MAX_REGIONS, NO_READ, NO_WRITE, Pieces, Region, Regions, Rights, Translation,
+};
 pub use qp::{Destination, Path, Peer, QpChange, QpState, ReceiveFrom, Service};
 pub use queue::{CompletionQueue, Front, Next, Pushed, ReceiveQueue, SendQueue};
 pub use work::{

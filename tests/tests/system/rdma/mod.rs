@@ -3,6 +3,8 @@
 mod doorbells;
 mod errors;
 mod transfer;
+mod windows;
+mod windows_under_load;
 
 use distdpu_tests::dpu::{Dpu, Rdma};
 use distdpu_tests::mlx5::{Buffer, Cq, Mlx5, Qp, QpPlan, Service};
@@ -31,7 +33,12 @@ pub(crate) const BUFFER: u64 = 8 << 20;
 
 impl Side {
     pub(crate) fn new(dpu: &Dpu, index: usize, service: Service, guest: Guest) -> Self {
-        let mut driver = Mlx5::open(&dpu.rdma_socket(index), guest).unwrap();
+        let driver = Mlx5::open(&dpu.rdma_socket(index), guest).unwrap();
+        Self::of(driver, service)
+    }
+
+    /// Starts a driver whose device is as after power-on.
+    pub(crate) fn of(mut driver: Mlx5, service: Service) -> Self {
         driver.start().unwrap();
         let pd = driver
             .allocate(distdpu_tests::mlx5::opcode::ALLOC_PD)
@@ -96,7 +103,7 @@ impl Pair {
         pair
     }
 
-    fn on(plan: Rdma, service: Service, a: Guest, b: Guest) -> Self {
+    pub(crate) fn on(plan: Rdma, service: Service, a: Guest, b: Guest) -> Self {
         let dpu = Dpu::start_rdma(plan).unwrap();
         let mut a = Side::new(&dpu, 0, service, a);
         let mut b = Side::new(&dpu, 1, service, b);

@@ -2,6 +2,7 @@
 
 use super::lab::*;
 use crate::rdma::verbs::*;
+use dot_iommu::Access;
 use proptest::prelude::*;
 use std::time::Duration;
 
@@ -81,7 +82,7 @@ fn elements(key: MemKey, message: &Message) -> Vec<Sge> {
 /// Reads or writes a region through its own pieces, byte by byte.
 fn bus(lab: &Lab, node: usize, key: MemKey, addr: u64) -> u64 {
     let region = lab.nodes[node].engine.regions().get(key.0 >> 8).unwrap();
-    region.pieces(addr, 1).next().unwrap().0
+    region.pieces(addr, 1, Access::Read).next().unwrap().0
 }
 
 fn put(lab: &Lab, node: usize, key: MemKey, addr: u64, bytes: &[u8]) {

@@ -2,8 +2,10 @@
 
 use super::buffer::{NotMapped, copy_in};
 use super::wqe::{DataSeg, Mkc, UmrCtrl, take};
-use crate::rdma::verbs::{Pd, Region, RegionChange, Regions, Rights, Translation};
-use dot_iommu::DotView;
+use crate::rdma::verbs::{
+    ABSENT, NO_READ, NO_WRITE, Pd, Region, RegionChange, Regions, Rights, Translation,
+};
+use dot_iommu::{Access, DotView};
 use std::sync::Arc;
 
 /// `flags`: the list stands in the entry.
@@ -49,10 +51,9 @@ const ENTRY: usize = 8;
 const OCTOWORD: usize = 16;
 /// Entries of a region's list at most, as many as a command can bring: 8 GiB of the smallest pages.
 const MAX_ENTRIES: usize = 1 << 21;
-/// In an entry: the page may be read or written.
-const PRESENT: u64 = 0x3;
-/// Address of a page that is not there: no guest memory is mapped at it; a multiple of all page sizes.
-pub(super) const ABSENT: u64 = u64::MAX << 31;
+/// In an entry: the page may be read, may be written.
+const READABLE: u64 = 1;
+const WRITABLE: u64 = 2;
 /// log₂ of page sizes that regions may have.
 const SHIFTS: std::ops::RangeInclusive<u8> = 12..=31;
 
@@ -145,12 +146,20 @@ fn list(
     let pages = raw
         .chunks_exact(ENTRY)
         .filter_map(|entry| Some(u64::from_be_bytes(entry.try_into().ok()?)))
-        .map(|entry| match entry & PRESENT {
-            0 => ABSENT,
-            _ => entry & !0xfff,
-        })
+        .map(page)
         .collect();
     Some(Some(List { first, pages }))
+}
+
+/// A page as an entry gives it: what the entry does not allow is not done.
+fn page(entry: u64) -> u64 {
+    let denied = match entry & (READABLE | WRITABLE) {
+        0 => return ABSENT,
+        READABLE => NO_WRITE,
+        WRITABLE => NO_READ,
+        _ => 0,
+    };
+    entry & !0xfff | denied
 }
 
 /// Reads a list that a data segment points at.
@@ -170,7 +179,7 @@ fn read_list(
         .check(key, region.pd, addr, len, Rights::NONE)
         .map_err(|_| NotMapped)?;
     let mut into = into;
-    for (mut bus, mut run) in region.pieces(addr, len) {
+    for (mut bus, mut run) in region.pieces(addr, len, Access::Read) {
         // What is contiguous on the bus may still be of several ranges, each of whole pages.
         while run != 0 {
             let part = run.min(0x1000 - (bus & 0xfff));
@@ -219,7 +228,7 @@ fn translation(
             }
             if new_shift.is_some() {
                 for page in &mut all {
-                    *page &= !(size - 1);
+                    *page &= !(size - 1) | NO_READ | NO_WRITE;
                 }
             }
             Arc::from(all)

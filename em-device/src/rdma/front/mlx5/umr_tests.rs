@@ -2,12 +2,12 @@
 
 use super::sq_tests::{queue, segment, wqe};
 use super::test_queue::Place;
-use super::umr::ABSENT;
 use crate::rdma::verbs::{
-    MemKey, Next, Operation, Pd, Region, RegionChange, Regions, Rights, SendQueue, Service,
+    ABSENT, MemKey, Next, Operation, Pd, Region, RegionChange, Regions, Rights, SendQueue, Service,
     Translation,
 };
 use crate::testing::{BASE, Memory};
+use dot_iommu::Access;
 
 const FREE: u64 = 1 << 29;
 /// What the driver sets when it registers: key, free, rights, PD, length, page size, start.
@@ -201,7 +201,7 @@ fn a_list_in_memory_may_come_in_parts() {
     };
     assert_eq!((*shift, *offset, pages.len()), (20, 0x2_3456, 24));
     assert_eq!(pages[15..18], [0xf0_0000, 0xff0_0000, ABSENT]);
-    let pieces: Vec<_> = region.pieces(0x4112_3456, 8).collect();
+    let pieces: Vec<_> = region.pieces(0x4112_3456, 8, Access::Read).collect();
     assert_eq!(pieces, [(0xff2_3456, 8)]);
 }
 

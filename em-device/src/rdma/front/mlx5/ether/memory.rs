@@ -26,7 +26,8 @@ pub(super) fn append<'v>(
     let region = regions.get(key.0 >> 8)?;
     let region = regions.check(key, region.pd, addr, len, needed).ok()?;
     let mut found = 0;
-    for (bus, run) in region.pieces(addr, len) {
+    let access = if write { Access::Write } else { Access::Read };
+    for (bus, run) in region.pieces(addr, len, access) {
         push(slices, bus, run, write, view)?;
         found += run;
     }

@@ -2,8 +2,8 @@
 
 use super::super::bits::{Field, put};
 use super::super::fields::{cqc, eqc, mkc, qpc, rmpc, rqc, sqc, srqc, wq};
-use super::super::umr::ABSENT;
 use super::node::Node;
+use crate::rdma::verbs::ABSENT;
 
 /// Contexts of the network interface's queues in commands, and their ring.
 pub(super) const ETHER: usize = 0x20;
