@@ -182,10 +182,12 @@ impl Conductor {
             .iter()
             .filter_map(|id| self.functions.get(*id as usize).cloned())
             .collect();
+        let mut orphans = Vec::new();
         for function in &functions {
             // A guest that lost its EM keeps what it wrote; what the last guest wrote is that guest's.
             if !hello.returns && !function.vault.has_connection() {
                 function.control.reset();
+                orphans.push(function.spec.id);
             }
         }
         let bound = peer.bind(Binding {
@@ -209,6 +211,7 @@ impl Conductor {
             // It says what it has; see `adopt`.
             return;
         }
+        self.rdma_renewed(em, &orphans);
         for function in &functions {
             self.order_function(em, function);
         }
@@ -252,9 +255,7 @@ impl Conductor {
                 function.set_fault(None);
             }
         }
-        self.rdma_down(em);
-        let orders = self.wiring.em_lost(em, now);
-        self.give(orders);
+        self.wiring.em_lost(em, now);
         self.update_links();
     }
 
@@ -266,8 +267,9 @@ impl Conductor {
                 self.wiring.wait_for(em, now);
             }
         }
-        let orders = self.wiring.end_grace(now);
-        if !orders.is_empty() {
+        for em in self.wiring.over(now) {
+            self.rdma_down(em);
+            let orders = self.wiring.em_down(em);
             self.give(orders);
         }
         self.update_links();
