@@ -300,6 +300,9 @@ impl Shared {
             if let Some(function) = state.functions.get_mut(&id) {
                 function.device.wired();
             }
+            if let Some(function) = state.rdma.get_mut(&id) {
+                function.wired();
+            }
         });
         done.ok_or_else(|| "the data path has ended".to_owned())
     }

@@ -282,10 +282,17 @@ impl Dpu {
     /// # Errors
     /// The programs are not built, or did not come up.
     pub fn start_rdma(plan: Rdma) -> Result<Self> {
+        Self::start_rdma_with_env(plan, &[])
+    }
+
+    /// The same with variables in the environment of OM and EMs.
+    ///
+    /// # Errors
+    /// The programs are not built, or did not come up.
+    pub fn start_rdma_with_env(plan: Rdma, env: &[(&str, &str)]) -> Result<Self> {
         let em = program("em")?;
-        Self::with_config(plan.functions * (1 + plan.memory), |directory| {
-            rdma_config(directory, plan, &em)
-        })
+        let text = |directory: &Path| rdma_config(directory, plan, &em);
+        Self::run(plan.functions * (1 + plan.memory), text, env, false)
     }
 
     /// The vfio-user socket of function `rdmaN`.

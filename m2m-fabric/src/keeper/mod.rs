@@ -27,6 +27,8 @@ impl Key {
     pub const STATE: Self = Self(2 << 32);
     /// The memory of a BAR that the client maps.
     pub const BAR: Self = Self(5 << 32);
+    /// The memory with the objects of an RDMA function.
+    pub const OBJECTS: Self = Self(6 << 32);
     const FILE: u64 = 3;
     const VECTOR: u64 = 4;
 

@@ -186,11 +186,13 @@ impl Conductor {
             .iter()
             .filter_map(|id| self.functions.get(*id as usize).cloned())
             .collect();
+        let mut orphans = Vec::new();
         for function in &functions {
             // A guest that lost its EM keeps what it wrote; what the last guest wrote is that guest's.
             if !hello.returns && !function.vault.has_connection() {
                 function.control.reset();
                 function.follow_later();
+                orphans.push(function.spec.id);
             }
         }
         let bound = peer.bind(Binding {
@@ -214,6 +216,7 @@ impl Conductor {
             // It says what it has; see `adopt`.
             return;
         }
+        self.rdma_renewed(em, &orphans);
         for function in &functions {
             self.order_function(em, function);
         }
@@ -263,9 +266,7 @@ impl Conductor {
                 }
             }
         }
-        self.rdma_down(em);
-        let orders = self.wiring.em_lost(em, now);
-        self.give(orders);
+        self.wiring.em_lost(em, now);
         self.update_links();
     }
 
@@ -277,8 +278,9 @@ impl Conductor {
                 self.wiring.wait_for(em, now);
             }
         }
-        let orders = self.wiring.end_grace(now);
-        if !orders.is_empty() {
+        for em in self.wiring.over(now) {
+            self.rdma_down(em);
+            let orders = self.wiring.em_down(em);
             self.give(orders);
         }
         self.update_links();
