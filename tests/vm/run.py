@@ -21,7 +21,7 @@ MODULES = ("main_job", "network", "rdma", "rdma_function", "rdma_ethernet", "rdm
            "recovery")
 # Run when named: they take minutes each.
 NAMED = ("sessions", "rdma_function_more", "rdma_ethernet_more", "rdma_function_life_more", "applications", "own_image",
-         "gpudirect")
+         "gpudirect", "gpudirect_lazy")
 
 
 class Context:
