@@ -4,20 +4,26 @@
 #   vmlinuz              the kernel as packaged
 #   vmlinux              the same kernel unpacked, which QEMU starts directly (PVH) and sooner
 #   initramfs.cpio.lz4   the root
+# --kernel backports   the kernel of trixie-backports (7.0 or newer), and tests/guest/gpudirect.c as a program
 # --out DIR   copy them to DIR as well, and print DIR
 # --refresh   make the guest anew from today's packages
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-copy=''
+copy='' backports='' programs=()
 while [ $# -gt 0 ]; do
   case $1 in
     --out)
       copy=${2:?--out needs a folder}
       shift
       ;;
+    --kernel)
+      [ "${2:-}" = backports ] || die "--kernel is \`${2:-}\`; it can be backports"
+      backports=1
+      shift
+      ;;
     --refresh) refresh=1 ;;
     -h | --help) usage; exit 0 ;;
-    *) die "unknown argument \`$1\`; there are --out DIR and --refresh" ;;
+    *) die "unknown argument \`$1\`; there are --kernel backports, --out DIR and --refresh" ;;
   esac
   shift
 done
@@ -26,6 +32,31 @@ packages=linux-image-amd64,busybox-static,dash,bash,kmod,iproute2,ethtool,pciuti
 packages+=,util-linux,procps,perftest,rdma-core,ibverbs-utils,ibverbs-providers,rdmacm-utils
 modules="virtio_pci virtio_net virtio_blk 8021q bridge tun veth dummy rdma_rxe ib_uverbs rdma_ucm ib_umad"
 modules+=" mlx5_core mlx5_ib vfio_pci vfio_iommu_type1 ext4 squashfs overlay crc32_generic crc32c_generic"
+
+name=guest options=()
+if [ -n "$backports" ]; then
+  name=guest-backports
+  programs=("$here/../tests/guest/gpudirect.c")
+  packages+=,libc6-dev,libibverbs-dev
+fi
+
+# The kernel and what it needs come from backports, nothing else does.
+pin_kernel() {
+  [ -n "$backports" ] || return 0
+  printf 'Package: linux-image-* linux-base\nPin: release n=%s-backports\nPin-Priority: 900\n' "$suite" >"$work/preferences"
+  options+=(--setup-hook="mkdir -p \"\$1/etc/apt/preferences.d\" && cp '$work/preferences' \"\$1/etc/apt/preferences.d/backports\"")
+}
+
+# Builds programs against the guest's own libraries.
+build_programs() {
+  local source libraries=$root/usr/lib/x86_64-linux-gnu
+  for source in "${programs[@]}"; do
+    # Without -B and -L the host's own C library would come first.
+    cc -O2 -Wall --sysroot="$root" -B"$libraries/" -L"$libraries" -o "$root/usr/bin/$(basename "$source" .c)" "$source" -libverbs >>"$log" 2>&1 \
+      || die "$source cannot be built (log: $log)"
+  done
+  find "$root/usr/lib" \( -name '*.a' -o -name '*.o' \) -delete
+}
 
 # unpack_kernel BZIMAGE ELF: the zstd payload of a bzImage, found by its boot header (Documentation/arch/x86/boot.rst:
 # setup_sects, payload_offset, payload_length). A kernel packed otherwise is used as it is.
@@ -41,14 +72,18 @@ unpack_kernel() {
 
 make_guest() {
   need mmdebstrap:mmdebstrap cpio:cpio lz4:lz4 xz:xz-utils zstd:zstd depmod:kmod
+  [ ${#programs[@]} = 0 ] || need cc:gcc
   root=$work/root
 
   say "getting Debian $suite packages for the guest (about 150 MB, a minute or two)"
-  unpack "$root" "$packages"
+  pin_kernel
+  unpack "$root" "$packages" "${options[@]}"
+  build_programs
 
   version=$(basename "$(echo "$root"/usr/lib/modules/* "$root"/lib/modules/* | tr ' ' '\n' | grep -v '\*' | head -n1)")
   [ -n "$version" ] || die "the kernel package has no modules (log: $log)"
-  cp "$root"/boot/vmlinuz-* "$work/vmlinuz"
+  # In /boot, or with the modules as packages since 7 have it.
+  cp "$(find "$root/boot" "$root/usr/lib/modules" -maxdepth 2 -name 'vmlinuz*' 2>/dev/null | head -n1)" "$work/vmlinuz"
   unpack_kernel "$work/vmlinuz" "$work/vmlinux"
 
   say "picking modules of kernel $version"
@@ -101,7 +136,7 @@ make_guest() {
   say "guest: kernel $version, initramfs $(du -h "$work/initramfs.cpio.lz4" | cut -f1)"
 }
 
-begin guest "$here/build-guest.sh" "$here/common.sh" "$here/init" "$here/agent.sh"
+begin "$name" "$here/build-guest.sh" "$here/common.sh" "$here/init" "$here/agent.sh" "${programs[@]}"
 if [ "$fresh" = yes ]; then
   make_guest
   publish

@@ -28,11 +28,24 @@ class Function:
                 f"  queue_pairs = {self.queue_pairs}\n  queue_size = {self.queue_size}\n  speed_mbps = 25000\n  {wire}\n")
 
 
+class MemoryFunction:
+    """A memory function of one guest, on an EM of its own."""
+
+    def __init__(self, index, size_mib=256):
+        self.em, self.name, self.vm = f"gpu{index}", f"gpu{index}", f"vm{index}"
+        self.size_mib = size_mib
+
+    def toml(self):
+        """This function as a table of the OM's file, below that of its EM."""
+        return (f'  [[em.function]]\n  name = "{self.name}"\n  kind = "memory"\n  vm = "{self.vm}"\n'
+                f"  size_mib = {self.size_mib}\n")
+
+
 class RdmaFunction:
     """An RDMA function of one guest, on the EM of its virtio-net function."""
 
     def __init__(self, index, link_type="ethernet", mtu=1500, mapped_doorbells=False):
-        self.em, self.name = f"em{index}", f"rdma{index}"
+        self.em, self.name, self.vm = f"em{index}", f"rdma{index}", f"vm{index}"
         self.mac = f"02:00:00:01:00:{index + 1:02x}"
         # of its network interface, which there is with link type Ethernet only
         self.ip = f"10.1.0.{index + 1}"
@@ -41,7 +54,7 @@ class RdmaFunction:
     def toml(self):
         """This function as a table of the OM's file, below that of its EM."""
         return (f'  [[em.function]]\n  name = "{self.name}"\n'
-                f'  kind = "rdma"\n  mac = "{self.mac}"\n  link_type = "{self.link_type}"\n  mtu = {self.mtu}\n'
+                f'  kind = "rdma"\n  vm = "{self.vm}"\n  mac = "{self.mac}"\n  link_type = "{self.link_type}"\n  mtu = {self.mtu}\n'
                 f'  mapped_doorbells = {str(self.mapped_doorbells).lower()}\n  network = "lab"\n')
 
 

@@ -12,7 +12,7 @@ import termios
 import time
 import tty
 
-from . import host, workloads
+from . import gpudirect, host, workloads
 from .cloudinit import make_seed
 from .errors import LabError
 from .report import table, write_json
@@ -39,7 +39,7 @@ def arguments(argv):
     p.add_argument("--kernel", metavar="FILE", help="your own kernel (its virtio_net and rdma_rxe built in, or use --image)")
     p.add_argument("--initrd", metavar="FILE", help="the initial RAM disk that goes with --kernel; needs --image")
     p.add_argument("--accel", choices=("auto", "kvm", "tcg"), default="auto")
-    p.add_argument("--memory", default="512M", metavar="SIZE", help="memory of each guest (default 512M)")
+    p.add_argument("--memory", metavar="SIZE", help="memory of each guest (default 512M, with --gpudirect 1G)")
     p.add_argument("--cpus", type=int, default=1, metavar="N", help="virtual CPUs of each guest (default 1)")
     p.add_argument("--mtu", type=int, default=9000, metavar="N", help="MTU of the network (default 9000)")
     p.add_argument("--queue-pairs", type=int, default=1, metavar="N")
@@ -49,6 +49,10 @@ def arguments(argv):
                    help="what the port of an RDMA function is (default ethernet)")
     p.add_argument("--mapped-doorbells", action="store_true",
                    help="let the guests write RDMA doorbells to memory that the EM polls, instead of trapping them")
+    p.add_argument("--gpudirect", action="store_true",
+                   help="give each guest a memory function and move data between those; takes the kernel of "
+                        "trixie-backports")
+    p.add_argument("--gpu-memory", default="256M", metavar="SIZE", help="size of a memory function (default 256M)")
     p.add_argument("--qemu-arg", action="append", default=[], metavar="ARG", help="an extra argument for QEMU")
     p.add_argument("--json", metavar="FILE", help="also write the results there")
     args = p.parse_args(argv)
@@ -60,6 +64,13 @@ def arguments(argv):
         raise LabError(f"--mtu {args.mtu} is out of range; give 68 to 9000")
     if not 1 <= args.queue_pairs <= 32:
         raise LabError(f"--queue-pairs {args.queue_pairs} is out of range; give 1 to 32")
+    args.memory = args.memory or ("1G" if args.gpudirect else "512M")
+    if args.gpudirect and (args.image or args.kernel or args.no_rdma_function):
+        raise LabError("--gpudirect needs the lab's own guests and their RDMA functions; leave --image, --kernel and "
+                       "--no-rdma-function away")
+    args.gpu_mib = host.size_mib(args.gpu_memory) if args.gpudirect else None
+    if args.gpu_mib and args.gpu_mib & (args.gpu_mib - 1):
+        raise LabError(f"--gpu-memory {args.gpu_memory} is no power of two")
     check_arguments(args.qemu_arg)
     if args.initrd and not (args.image and args.kernel):
         raise LabError("--initrd goes with --kernel and --image; without --image the guests have their own")
@@ -111,6 +122,14 @@ def compare(lab, test, rdma):
 def run_test(lab, args):
     """Runs `--test`; returns `(header, rows, results, exit status)`."""
     server, client, rows, results = lab.vms[0], lab.vms[-1], [], []
+    if args.gpudirect:
+        args.test = "gpudirect"
+        devices = bring_up_rdma(lab)
+        host.say("gpudirect between the guests' memory functions")
+        results = gpudirect.run(lab, devices)
+        checked = sum(r["what"] == "data" for r in results)
+        host.say(f"{checked} combinations of memory and size moved and compared; memory that was taken away was an error")
+        return *gpudirect.rows(results), results, 0
     if args.test in workloads.PERFTEST:
         return compare(lab, args.test, bring_up_rdma(lab))
     if args.test in ("iperf3", "ping"):
@@ -220,9 +239,9 @@ def main_job(args):
     accel, why = host.pick_accel(args.accel)
     host.say(f"accelerator: {accel} ({why})")
     memory = host.size_mib(args.memory)
-    host.check_memory(args.guests, memory)
+    host.check_memory(args.guests, memory + (args.gpu_mib or 0))
     begin = time.monotonic()
-    qemu, boot = find_parts(args.kernel)
+    qemu, boot = find_parts(args.kernel, "backports" if args.gpudirect else None)
     boots = None
     if args.image:
         def boots(run_dir):
@@ -232,7 +251,7 @@ def main_job(args):
     with Lab(qemu, boot, args.guests, accel, memory, args.cpus, args.mtu, args.queue_pairs,
              extra=args.qemu_arg, keep=args.keep, boots=boots,
              rdma=None if args.no_rdma_function else args.rdma_link,
-             mapped_doorbells=args.mapped_doorbells) as lab:
+             mapped_doorbells=args.mapped_doorbells, gpu_mib=args.gpu_mib) as lab:
         booted = time.monotonic()
         lab.wait_ready(600 if args.image else 180)
         host.say(f"guests up after {time.monotonic() - booted:.1f} s")

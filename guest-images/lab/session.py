@@ -5,17 +5,18 @@ import shutil
 import tempfile
 
 from . import host, rdma
-from .dpu import Dpu, Function, RdmaFunction
+from .dpu import Dpu, Function, MemoryFunction, RdmaFunction
 from .errors import LabError
-from .vm import Boot, Vm, dpu_nic
+from .vm import IOMMU, SWITCH, Boot, Vm, dpu_nic
 
 
-def find_parts(kernel=None):
-    """Set-up: `(qemu, boot)` from the cached QEMU and guest image, made where they are missing."""
+def find_parts(kernel=None, flavour=None):
+    """Set-up: `(qemu, boot)` from the cached QEMU and guest image, made where they are missing. `flavour`: that of the
+    image's kernel, see build-guest.sh."""
     host.say("QEMU with vfio-user (made once, then cached)")
     qemu = host.script("get-qemu.sh")
     host.say("guest image (made once, then cached)")
-    image = host.script("build-guest.sh")
+    image = host.script("build-guest.sh", *(["--kernel", flavour] if flavour else []))
     # The unpacked kernel starts about a second sooner under emulation.
     own = next(k for k in ("vmlinux", "vmlinuz") if os.path.exists(os.path.join(image, k)))
     boot = Boot(kernel or os.path.join(image, own), next(
@@ -28,13 +29,16 @@ class Lab:
 
     def __init__(self, qemu, boot, guests=2, accel="tcg", memory=512, cpus=1, mtu=1500, queue_pairs=1,
                  queue_size=256, rxe=True, extra=(), keep=False, boots=None, rdma=None,
-                 mapped_doorbells=False):
-        """`rdma`: link type of an RDMA function that each guest gets beside its virtio-net function, or None."""
+                 mapped_doorbells=False, gpu_mib=None):
+        """`rdma`: link type of an RDMA function that each guest gets beside its virtio-net function, or None.
+        `gpu_mib`: size of a memory function that each guest gets, behind one PCIe switch with its RDMA function and
+        with an IOMMU, so that it can be used from there; or None."""
         self.run_dir = tempfile.mkdtemp(prefix="distdpu-")
         self.keep, self.failed = keep, False
         self.functions = [Function(i, mtu, queue_pairs, queue_size) for i in range(guests)]
         self.rdma_functions = [RdmaFunction(i, rdma, mtu, mapped_doorbells) for i in range(guests)] if rdma else []
-        self.dpu = Dpu(self.run_dir, self.functions + self.rdma_functions, keep)
+        self.memory_functions = [MemoryFunction(i, gpu_mib) for i in range(guests)] if gpu_mib else []
+        self.dpu = Dpu(self.run_dir, self.functions + self.rdma_functions + self.memory_functions, keep)
         self.settings = dict(qemu=qemu, accel=accel, memory=memory, cpus=cpus, extra=extra, keep=keep)
         self.boots = boots(self.run_dir) if boots else [boot] * guests
         self.rxe, self.mtu = rxe, mtu
@@ -43,11 +47,17 @@ class Lab:
     def make_vm(self, index):
         """A fresh guest on function `index`; the caller starts it."""
         f = self.functions[index]
-        # virtio-net first, so that it is eth0
-        own = [f] + self.rdma_functions[index:index + 1]
         line = f"dpu.ip={f.ip}/24 dpu.mtu={self.mtu}" + (" dpu.rxe=1" if self.rxe else "")
-        return Vm(f"vm{index}", self.run_dir, boot=self.boots[index], nics=[dpu_nic(self.dpu.socket(function)) for function in own],
-                  command_line=line, **self.settings)
+        # virtio-net first, so that it is eth0
+        nics = [dpu_nic(self.dpu.socket(f))]
+        buses = ["rp1", "rp2"] if self.memory_functions else [None, None]
+        for bus, own in zip(buses, (self.rdma_functions, self.memory_functions)):
+            nics += [dpu_nic(self.dpu.socket(function), bus=bus) for function in own[index:index + 1]]
+        if self.memory_functions:
+            nics = [IOMMU, SWITCH] + nics
+            line += " intel_iommu=on iommu=pt"
+        return Vm(f"vm{index}", self.run_dir, boot=self.boots[index], nics=nics, command_line=line,
+                  machine="kernel-irqchip=split" if self.memory_functions else None, **self.settings)
 
     def replace_vm(self, index):
         """A new guest in the place of one that ended."""

@@ -32,6 +32,15 @@ def check_arguments(extra):
             raise LabError(f"`{argument}` is refused: a memory backend needs share=on")
 
 
+# An IOMMU for guests that give a device to user space. vfio-user needs the caching mode.
+IOMMU = ["-device", "intel-iommu,intremap=on,caching-mode=on"]
+# A PCIe switch with two ports, `rp1` and `rp2`. It has no access control, so that what is behind it may reach each
+# other directly: Linux then allows peer-to-peer transfers on every processor.
+SWITCH = ["-device", "pcie-root-port,id=rp0,chassis=1,slot=1", "-device", "x3130-upstream,id=up,bus=rp0",
+          "-device", "xio3130-downstream,id=rp1,bus=up,chassis=11,slot=1",
+          "-device", "xio3130-downstream,id=rp2,bus=up,chassis=12,slot=2"]
+
+
 class Boot:
     """What a guest boots: the project's image, a user's kernel, or a user's disk."""
 
@@ -88,7 +97,7 @@ class Vm:
     """A guest with its NICs. `nics` holds lists of QEMU arguments; see `dpu_nic` and `tap_nic`."""
 
     def __init__(self, name, run_dir, qemu, boot, nics, accel="tcg", memory=512, cpus=1,
-                 command_line="", extra=(), keep=False):
+                 command_line="", extra=(), keep=False, machine=None):
         check_arguments(extra)
         self.name, self.run_dir, self.keep = name, run_dir, keep
         self.log = os.path.join(run_dir, f"{name}.log")
@@ -99,7 +108,7 @@ class Vm:
         self.argv = [
             qemu, "-name", name, "-nodefaults", "-no-user-config", "-display", "none",
             "-accel", accel, "-cpu", "host" if accel == "kvm" else "max", "-smp", str(cpus),
-            "-machine", "q35,memory-backend=mem0", "-m", f"{memory}M",
+            "-machine", "q35,memory-backend=mem0" + (f",{machine}" if machine else ""), "-m", f"{memory}M",
             "-object", f"memory-backend-memfd,id=mem0,size={memory}M,share=on",
             "-chardev", f"socket,id=con,path={self.path('con')},server=on,wait=off,logfile={self.console_log}",
             "-serial", "chardev:con",
@@ -189,11 +198,13 @@ class Vm:
         self.process.wait()
 
 
-def dpu_nic(socket_path, bus_addr=None):
+def dpu_nic(socket_path, bus_addr=None, bus=None):
     """A function of the DPU, by its vfio-user socket."""
     device = {"driver": "vfio-user-pci", "socket": {"type": "unix", "path": socket_path}}
     if bus_addr:
         device["addr"] = bus_addr
+    if bus:
+        device["bus"] = bus
     return ["-device", json.dumps(device)]
 
 

@@ -3,7 +3,7 @@
 
 use crate::northbound::view::PresentationView;
 use crate::presentation::Presentation;
-use m2m_fabric::proto::FunctionSpec;
+use m2m_fabric::proto::{FunctionKind, FunctionSpec};
 use smartep::config::{ConfigError, ConfigState};
 use smartep::model::{ControlRegisters, LocalControl};
 use smartep::shadow::{ShadowError, ShadowReader, ShadowWriter};
@@ -28,7 +28,13 @@ pub struct FunctionControl {
     model: Mutex<LocalControl>,
     /// Region and offset of the byte that has the link status in bit 0.
     link_status: Option<(u32, u64)>,
+    /// Whether a reset leaves the BARs where the guest placed them, see [`Self::reset`].
+    keeps_bars: bool,
 }
+
+/// The registers of the BARs in config space, and their bytes.
+const BARS: u64 = 0x10;
+const BARS_BYTES: usize = 24;
 
 impl FunctionControl {
     /// As powered on, and the memory of its shadow for the EM.
@@ -42,6 +48,7 @@ impl FunctionControl {
             spec,
             link_status,
         } = presentation;
+        let keeps_bars = matches!(spec.kind, FunctionKind::Memory(_));
         let (writer, shadow) = ShadowWriter::new()?;
         let link_status = link_status.and_then(|(window, byte)| {
             let window = spec.control.get(window)?;
@@ -61,6 +68,7 @@ impl FunctionControl {
         let control = Self {
             model: Mutex::new(model),
             link_status,
+            keeps_bars,
         };
         Ok((control, shadow))
     }
@@ -100,13 +108,24 @@ impl FunctionControl {
             return None;
         }
         let mut register = [0; 8];
-        model.read(CONFIG_REGION, 0x10 + 4 * u64::from(bar), &mut register);
+        model.read(CONFIG_REGION, BARS + 4 * u64::from(bar), &mut register);
         Some(u64::from_le_bytes(register) & !0xf)
     }
 
     /// Back to as powered on, but for the link; the answer is the new [`ConfigState`] as bits.
+    ///
+    /// The BARs of a memory function stay where they are, with memory decode off. A VMM shows its guest the addresses
+    /// that the guest wrote, also after a reset; so the guest finds nothing to restore, and writes the command register
+    /// only.
     pub fn reset(&self) -> u32 {
-        self.lock().reset().to_bits()
+        let mut model = self.lock();
+        let mut bars = [0; BARS_BYTES];
+        model.read(CONFIG_REGION, BARS, &mut bars);
+        let state = model.reset();
+        if self.keeps_bars {
+            model.write(CONFIG_REGION, BARS, &bars);
+        }
+        state.to_bits()
     }
 
     /// Takes what a former OM presented; `false` when it presented nothing.
@@ -217,6 +236,25 @@ mod tests {
         assert_eq!(control.decoded(0), Some(0x1_8000_0000));
         control.reset();
         assert_eq!(control.decoded(0), None);
+    }
+
+    #[test]
+    fn a_memory_function_is_where_it_was_when_it_is_decoded_again_after_a_reset() {
+        let config = Config::parse(
+            "test",
+            "[[em]]\nname = \"em0\"\n[[em.function]]\nname = \"gpu0\"\nkind = \"memory\"\nvm = \"a\"\n",
+        );
+        let function = config.unwrap().ems[0].functions[0].clone();
+        let (control, shadow) = FunctionControl::new(presentation::present(0, &function)).unwrap();
+        control.write(7, 0x18, 0xf, 0xd000_0000);
+        control.write(7, 4, 0b0001, 2);
+        assert_eq!(control.decoded(2), Some(0xd000_0000));
+        let state = ConfigState::from_bits(control.reset());
+        assert!(!state.memory);
+        assert_eq!(control.decoded(2), None);
+        control.write(7, 4, 0b0001, 2);
+        assert_eq!(control.decoded(2), Some(0xd000_0000));
+        drop(shadow);
     }
 
     #[test]

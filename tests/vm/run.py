@@ -2,7 +2,7 @@
 
 A test is a function `test_…(ctx)` in one of the modules below. Tests of one module share a lab, in the
 order written; a test that breaks its lab says so by `ctx.fresh()`. `LAB` of a module has the settings of its
-lab, or is a function that gives them. There are no skips: what cannot run fails.
+lab, or is a function that gives them; `FLAVOUR` names the guests' kernel when it is not the usual one. There are no skips: what cannot run fails.
 """
 
 import importlib
@@ -20,7 +20,8 @@ from lab.session import Lab, find_parts  # noqa: E402
 MODULES = ("main_job", "network", "rdma", "rdma_function", "rdma_ethernet", "rdma_function_life", "life_cycle",
            "recovery", "rdma_recovery")
 # Run when named: they take minutes each.
-NAMED = ("sessions", "rdma_function_more", "rdma_ethernet_more", "rdma_function_life_more", "applications", "own_image")
+NAMED = ("sessions", "rdma_function_more", "rdma_ethernet_more", "rdma_function_life_more", "applications", "own_image",
+         "gpudirect", "gpudirect_lazy")
 
 
 class Context:
@@ -72,7 +73,8 @@ def main(names):
     passed = failed = 0
     for module in modules:
         chosen = [(n, f) for n, f in tests_of(module) if not names or any(word in n for word in names)]
-        ctx = Context(parts, getattr(module, "LAB", {}))
+        flavour = getattr(module, "FLAVOUR", None)
+        ctx = Context(find_parts(flavour=flavour) if flavour and chosen else parts, getattr(module, "LAB", {}))
         for name, f in chosen:
             begin = time.monotonic()
             try:

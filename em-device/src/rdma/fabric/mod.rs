@@ -391,6 +391,17 @@ mod tests {
     }
 
     #[test]
+    fn packets_to_oneself_that_wait_are_not_done() {
+        let (mut a, _b) = two();
+        a.send(Peer(1), &packet(0)).unwrap();
+        let sent = a.sent();
+        a.send(Peer(1), &packet(1)).unwrap();
+        assert!(!a.is_done(&sent));
+        a.take();
+        assert!(a.is_done(&sent) && !a.is_done(&a.sent()));
+    }
+
+    #[test]
     fn a_file_is_the_peers_alone_and_gone_when_it_says_so() {
         let (mut a, _b) = two();
         let mapping = HostMapping::anonymous(4096).unwrap();

@@ -3,7 +3,7 @@
 use super::{Pair, Side};
 use distdpu_tests::device_memory::DeviceMemory;
 use distdpu_tests::dpu::{Dpu, Rdma};
-use distdpu_tests::memory::Range;
+use distdpu_tests::memory::{Range, Shape};
 use distdpu_tests::mlx5::{Send, Service, opcode};
 use distdpu_tests::time::{SOON, wait_for};
 use distdpu_tests::virtio_net::Guest;
@@ -29,11 +29,20 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(crate) fn new() -> Self {
+        Self::with(Shape::Whole)
+    }
+
+    /// Guests whose memory lies like this.
+    fn with(shape: Shape) -> Self {
         let plan = Rdma {
             memory: 1,
             ..Rdma::new(2)
         };
-        let mut pair = Pair::on(plan, Service::Rc, Guest::default(), Guest::default());
+        let guest = Guest {
+            shape,
+            ..Guest::default()
+        };
+        let mut pair = Pair::on(plan, Service::Rc, guest, guest);
         let open = |vm| DeviceMemory::open(&pair.dpu.memory_socket(vm, 0), BAR).unwrap();
         let gpu = [open(0), open(1)];
         let key = [&mut pair.a, &mut pair.b].map(|side| {
@@ -102,7 +111,12 @@ const CASES: [(u64, u32); 5] = [
 
 #[test]
 fn writes_and_reads_reach_the_memory_of_the_other_guest_s_device() {
-    let mut rig = Rig::new();
+    for shape in [Shape::Whole, Shape::Pages] {
+        writes_and_reads(Rig::with(shape));
+    }
+}
+
+fn writes_and_reads(mut rig: Rig) {
     let local = rig.pair.a.buffer;
     for (n, (offset, len)) in CASES.into_iter().enumerate() {
         let data = pattern(n as u8, len as usize);
@@ -204,10 +218,10 @@ fn a_window_follows_the_bar_and_ends_with_a_reset() {
     assert!(rig.gpu[1].bytes(0, 64).unwrap() == data, "a reset keeps it");
     assert_ne!(rig.request(Send::Write(elsewhere, key, None), segment), 0);
     rig.reconnect();
-    rig.gpu[1].place(BAR).unwrap();
+    // A guest finds the address in its VMM and switches decode on only.
     rig.gpu[1].set_decode(true).unwrap();
-    let key = register(&mut rig.pair.b, BAR);
-    assert_eq!(rig.request(Send::Write(BAR, key, None), segment), 0);
+    let key = register(&mut rig.pair.b, elsewhere);
+    assert_eq!(rig.request(Send::Write(elsewhere, key, None), segment), 0);
 }
 
 #[test]
@@ -322,6 +336,32 @@ fn an_rdma_em_that_is_replaced_gets_the_windows_again() {
         let write = Send::Write(BAR, rig.key[1], None);
         assert_eq!(rig.request(write, (rig.key[0], BAR, 4096)), 0);
         assert!(rig.gpu[1].bytes(0, 4096).unwrap() == data);
+    }
+}
+
+#[test]
+fn another_om_gives_and_takes_the_windows_of_the_one_that_was_killed() {
+    let mut rig = Rig::new();
+    let local = rig.pair.a.buffer;
+    let write = Send::Write(BAR, rig.key[1], None);
+    let segment = (local.key, local.address, 64);
+    for _ in 0..2 {
+        rig.pair.dpu.kill_om().unwrap();
+        assert_eq!(rig.request(write, segment), 0, "without an OM");
+        rig.pair.dpu.start_another_om().unwrap();
+        assert_eq!(rig.request(write, segment), 0, "with another");
+        wait_for("the window in the other OM's view", SOON, || {
+            let view = rig.pair.dpu.ctl(&["functions"]).ok()?;
+            let list = view["functions"].as_array()?;
+            let gpu = list.iter().find(|f| f["name"] == "gpu1-0")?;
+            gpu["memory"]["window"].as_str().map(|_| ())
+        })
+        .unwrap();
+        rig.gpu[1].set_decode(false).unwrap();
+        assert_eq!(rig.request(write, segment), REMOTE_ACCESS);
+        rig.reconnect();
+        rig.gpu[1].set_decode(true).unwrap();
+        assert_eq!(rig.request(write, segment), 0);
     }
 }
 
