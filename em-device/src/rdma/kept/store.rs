@@ -416,7 +416,7 @@ impl Store {
         self.end += 1;
         let entry = self.end - 1;
         // Those before the end are never 0 again.
-        let free = (self.changes + 1 & CHANGE_MASK) << CHANGE_SHIFT;
+        let free = ((self.changes + 1) & CHANGE_MASK) << CHANGE_SHIFT;
         self.entry(entry)?.store(free, Ordering::Release);
         Some(entry)
     }
