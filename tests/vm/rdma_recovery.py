@@ -41,12 +41,13 @@ def test_em_killed_under_writes(ctx):
     killed_under(ctx, "ib_write_bw", "-s 65536")
 
 
-def test_em_killed_under_sends_with_events(ctx):
-    """The same with ib_send_bw that waits for events: no completion is lost, no event either."""
-    killed_under(ctx, "ib_send_bw", "-s 4096 -e")
+def test_em_killed_under_sends(ctx):
+    """The same with ib_send_bw: each message is received once."""
+    killed_under(ctx, "ib_send_bw", "-s 4096")
 
 
 def test_everything_works_afterwards(ctx):
     """New queue pairs and keys after the kills, on the drivers that are loaded."""
     perftest(ctx, "ib_read_bw", 65536)
+    perftest(ctx, "ib_send_bw", 4096, "-e")
     perftest(ctx, "ib_atomic_bw", 8, "-A FETCH_AND_ADD")

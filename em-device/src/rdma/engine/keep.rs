@@ -49,6 +49,12 @@ impl<F: Front> Engine<F> {
         self.shared.kept = Some(kept);
     }
 
+    /// What was made of a region otherwise than by a command outlives the process.
+    #[cfg(test)]
+    pub(crate) fn keep_region(&self, index: u32) {
+        self.shared.keep_region(index);
+    }
+
     /// A queue pair as bytes, for [`Self::restore_qp`]. Numbers are little endian; the layout is part of
     /// [`crate::rdma::kept::VERSION`].
     pub fn image(&self, num: QpNum) -> Option<Vec<u8>> {
