@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use dot_iommu::{DotError, HostMapping};
 use m2m_fabric::proto::{
-    EmStats, Event, FunctionSpec, Hello, LinkKind, LinkSpec, RdmaRequest, Reply, Request,
+    EmStats, Event, Formats, FunctionSpec, Hello, LinkKind, LinkSpec, RdmaRequest, Reply, Request,
 };
 use m2m_fabric::{Fabric, FabricError, Handler, local};
 use thiserror::Error;
@@ -55,6 +55,14 @@ pub struct Settings {
     pub om: PathBuf,
     /// How long the data path looks for work at the most before it sleeps.
     pub poll: Duration,
+}
+
+/// What this program takes over from another EM.
+pub fn formats() -> Formats {
+    Formats {
+        m2m: m2m_fabric::proto::VERSION,
+        state: vec![smartep::state::VERSION],
+    }
 }
 
 /// A running EM.
@@ -291,6 +299,9 @@ impl Shared {
         let done = self.worker.run(move |state| {
             if let Some(function) = state.functions.get_mut(&id) {
                 function.device.wired();
+            }
+            if let Some(function) = state.rdma.get_mut(&id) {
+                function.wired();
             }
         });
         done.ok_or_else(|| "the data path has ended".to_owned())

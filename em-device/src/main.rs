@@ -14,11 +14,14 @@ use signal_hook::iterator::Signals;
 #[command(version)]
 struct Arguments {
     /// The OM's M2M socket.
-    #[arg(long, value_name = "PATH")]
-    om: PathBuf,
+    #[arg(long, value_name = "PATH", required_unless_present = "formats")]
+    om: Option<PathBuf>,
     /// This EM's name in the OM's configuration.
-    #[arg(long)]
-    name: String,
+    #[arg(long, required_unless_present = "formats")]
+    name: Option<String>,
+    /// Prints the versions of what this program can take over from another EM, and ends.
+    #[arg(long, exclusive = true)]
+    formats: bool,
     /// Longest time in microseconds that the data path looks for work before it sleeps.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(0..=10_000))]
     poll_us: u64,
@@ -26,10 +29,15 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    // Both are there unless the formats are asked for, and those exclude both.
+    let (Some(om), Some(name)) = (arguments.om, arguments.name) else {
+        println!("{}", em_device::em::formats());
+        return ExitCode::SUCCESS;
+    };
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("info")).init();
     let settings = Settings {
-        name: arguments.name,
-        om: arguments.om,
+        name,
+        om,
         poll: Duration::from_micros(arguments.poll_us),
     };
     match run(&settings) {

@@ -84,6 +84,7 @@ impl Function {
         spec: FunctionSpec,
         control: FunctionControl,
         shadow: OwnedFd,
+        vault: Vault,
         windows: Option<Windows>,
     ) -> Self {
         let placement = match (&spec.kind, &windows) {
@@ -99,7 +100,7 @@ impl Function {
             spec,
             control,
             shadow,
-            vault: Vault::default(),
+            vault,
             windows,
             placement,
             life: AtomicU8::new(Life::Absent.to_code()),

@@ -14,6 +14,7 @@
 pub mod conductor;
 pub mod config;
 pub mod control;
+pub mod fd_store;
 pub mod function;
 pub mod listener;
 pub mod northbound;

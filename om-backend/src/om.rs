@@ -3,6 +3,7 @@
 use crate::conductor::{Conductor, Message, Places};
 use crate::config::{Config, FunctionConfig};
 use crate::control::{ControlError, FunctionControl};
+use crate::fd_store::{FdStore, Inheritance, inherited};
 use crate::function::Function;
 use crate::listener::{ListenError, PathListener};
 use crate::northbound::server::Server;
@@ -10,12 +11,15 @@ use crate::peer::{Peer, PeerHandler};
 use crate::presentation;
 use crate::rdma::Subnet;
 use crate::supervisor::Supervised;
+use crate::vault::Vault;
 use crate::windows::Windows;
 use crate::wiring::Wiring;
 use m2m_fabric::FabricError;
 use m2m_fabric::local::{LocalListener, Pending};
+use smartep::shadow::ShadowReader;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -209,6 +213,8 @@ fn functions(
         .iter()
         .enumerate()
         .flat_map(|(em, c)| c.functions.iter().map(move |f| (em, f)));
+    let manager = FdStore::from_environment();
+    let mut inherited = inherited();
     let (mut functions, mut listeners) = (Vec::new(), Vec::new());
     let mut windows = AllWindows::new(config);
     for (id, (em, f)) in (0..).zip(all) {
@@ -219,6 +225,17 @@ fn functions(
                 function: f.name.clone(),
                 source,
             })?;
+        let Inheritance {
+            shadow: former,
+            kept,
+        } = inherited.remove(&f.name).unwrap_or_default();
+        match former.map(ShadowReader::new) {
+            Some(Ok(former)) => drop(control.restore(&former)),
+            Some(Err(e)) => log::warn!("what {} presented is lost: {e}", f.name),
+            None => {}
+        }
+        manager.keep_shadow(&f.name, shadow.as_fd());
+        let vault = Vault::new(&f.name, manager, kept);
         listeners.push(match PathListener::bind(&f.socket) {
             Err(ListenError::InUse(path)) if orphans => PathListener::of_another(&path),
             other => other?,
@@ -229,8 +246,16 @@ fn functions(
             spec,
             control,
             shadow,
+            vault,
             windows.of(f)?,
         )));
+    }
+    for (name, left) in inherited {
+        log::warn!("function {name}, which had a client, is not in the configuration any more");
+        manager.forget_shadow(&name);
+        left.kept
+            .iter()
+            .for_each(|(key, _)| manager.forget(&name, *key));
     }
     Ok((functions, listeners))
 }

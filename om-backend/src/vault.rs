@@ -1,7 +1,10 @@
 //! What is kept of one function, and the thread that takes it from the EM.
 
-use m2m_fabric::keeper::{Key, Store};
+use crate::fd_store::FdStore;
+use m2m_fabric::keeper::{Change, Key, Store};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use smartep::state::State;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,6 +18,8 @@ pub struct Vault(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
+    /// The function's name.
+    name: String,
     inside: Mutex<Inside>,
     /// The store changed, or its EM left.
     changed: Condvar,
@@ -27,6 +32,8 @@ struct Inside {
     owner: u64,
     /// Whether that EM still lives.
     alive: bool,
+    /// Holds the same as `store`, for an OM after this one.
+    manager: FdStore,
 }
 
 impl Shared {
@@ -36,10 +43,37 @@ impl Shared {
 }
 
 impl Vault {
+    /// That of the function `name`, with what the service manager kept of it.
+    pub fn new(name: &str, manager: FdStore, kept: Vec<(Key, OwnedFd)>) -> Self {
+        let mut inside = Inside {
+            manager,
+            ..Inside::default()
+        };
+        if let Err(error) = inside.store.apply(Change::Keep(kept)) {
+            log::error!("what was kept of {name} is too much: {error}");
+            inside.clear(name);
+        }
+        Self(Arc::new(Shared {
+            name: name.to_owned(),
+            inside: Mutex::new(inside),
+            changed: Condvar::new(),
+        }))
+    }
+
     /// Whether the last EM left a connected client. Waits until everything that it sent was taken; one that does
     /// not end is not waited for long, and leaves nothing.
     pub fn has_connection(&self) -> bool {
         self.settled().store.has_connection()
+    }
+
+    /// Layout version of the state of a function that has a client.
+    pub fn state_version(&self) -> Option<u32> {
+        let inside = self.0.lock();
+        let state = inside
+            .store
+            .get(Key::STATE)
+            .filter(|_| inside.store.has_connection());
+        state.and_then(State::version_of)
     }
 
     /// Descriptors that are kept now.
@@ -67,21 +101,21 @@ impl Vault {
 
     /// Closes everything that the last EM left.
     pub fn clear(&self) {
-        self.settled().store.clear();
+        self.settled().clear(&self.0.name);
     }
 
     /// The keeper's socket for the next EM, which gets everything that is kept.
     ///
     /// # Errors
     /// What the system said when it has no descriptors or threads.
-    pub fn open(&self, name: &str) -> std::io::Result<OwnedFd> {
+    pub fn open(&self) -> std::io::Result<OwnedFd> {
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let mut inside = self.settled();
         inside.owner += 1;
         let (shared, owner) = (self.0.clone(), inside.owner);
         std::thread::Builder::new()
-            .name(format!("keep-{name}"))
+            .name(format!("keep-{}", self.0.name))
             .spawn(move || shared.serve(owner, &ours))?;
         inside.alive = true;
         Ok(theirs)
@@ -98,9 +132,21 @@ impl Vault {
             // What it sends from now on is nobody's.
             inside.owner += 1;
             inside.alive = false;
-            inside.store.clear();
+            inside.clear(&self.0.name);
         }
         inside
+    }
+}
+
+impl Inside {
+    fn change(&mut self, name: &str, change: Change) -> Result<(), Errno> {
+        self.manager.follow(name, &self.store, &change);
+        self.store.apply(change)
+    }
+
+    fn clear(&mut self, name: &str) {
+        // Clearing does not fail.
+        let _ = self.change(name, Change::Clear);
     }
 }
 
@@ -120,7 +166,7 @@ impl Shared {
             if inside.owner != owner {
                 return;
             }
-            if let Err(error) = inside.store.apply(change) {
+            if let Err(error) = inside.change(&self.name, change) {
                 break Err(error);
             }
             drop(inside);
@@ -132,7 +178,7 @@ impl Shared {
         }
         if let Err(error) = result {
             log::error!("nothing is kept of a function any more: {error}");
-            inside.store.clear();
+            inside.clear(&self.name);
         }
         inside.alive = false;
         drop(inside);
@@ -149,12 +195,12 @@ mod tests {
     #[test]
     fn it_waits_for_the_last_words_of_an_em_and_gives_them_to_the_next() {
         let vault = Vault::default();
-        let (keeper, restored) = Keeper::attach(vault.open("f").unwrap()).unwrap();
+        let (keeper, restored) = Keeper::attach(vault.open().unwrap()).unwrap();
         assert!(restored.is_empty());
         assert!(keeper.keep(Key::CONNECTION, std::io::stdin().as_fd()));
         drop(keeper);
         assert!(vault.has_connection());
-        let (_keeper, restored) = Keeper::attach(vault.open("f").unwrap()).unwrap();
+        let (_keeper, restored) = Keeper::attach(vault.open().unwrap()).unwrap();
         assert!(restored.contains_key(&Key::CONNECTION));
     }
 
@@ -170,9 +216,9 @@ mod tests {
     #[test]
     fn an_em_that_does_not_end_leaves_nothing() {
         let vault = Vault::default();
-        let (keeper, _) = Keeper::attach(vault.open("f").unwrap()).unwrap();
+        let (keeper, _) = Keeper::attach(vault.open().unwrap()).unwrap();
         assert!(keeper.keep(Key::CONNECTION, std::io::stdin().as_fd()));
-        let (_next, restored) = Keeper::attach(vault.open("f").unwrap()).unwrap();
+        let (_next, restored) = Keeper::attach(vault.open().unwrap()).unwrap();
         assert!(restored.is_empty());
         keeper.keep(Key::STATE, std::io::stdin().as_fd());
         assert!(vault.is_empty());

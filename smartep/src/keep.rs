@@ -11,6 +11,8 @@ pub enum Kept {
     State,
     /// The memory of a BAR that the client maps. The data side's to keep.
     Bar,
+    /// The memory of objects that the driver made. The data side's to keep.
+    Objects,
     /// A file of the client's memory.
     File(u32),
     /// The eventfd of a vector.

@@ -1,7 +1,9 @@
 //! An OM with its EMs, as the processes that users run.
 
+use crate::manager::ServiceManager;
 use crate::time::{SOON, wait_for};
 use crate::{Error, Result};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::fs::{File, Permissions};
@@ -75,6 +77,7 @@ pub struct Dpu {
     directory: TempDir,
     om: Child,
     functions: usize,
+    manager: Option<ServiceManager>,
 }
 
 impl Dpu {
@@ -95,7 +98,17 @@ impl Dpu {
             functions.len(),
             |directory| config(directory, functions),
             env,
+            false,
         )
+    }
+
+    /// The same under a service manager that keeps descriptors.
+    ///
+    /// # Errors
+    /// The programs are not built, or did not come up.
+    pub fn start_under_manager(functions: &[Net]) -> Result<Self> {
+        let text = |directory: &Path| config(directory, functions);
+        Self::run(functions.len(), text, &[], true)
     }
 
     /// The same with a configuration text of the caller's; `functions` of them are waited for.
@@ -103,23 +116,29 @@ impl Dpu {
     /// # Errors
     /// The programs are not built, or did not come up.
     pub fn with_config(functions: usize, text: impl FnOnce(&Path) -> String) -> Result<Self> {
-        Self::run(functions, text, &[])
+        Self::run(functions, text, &[], false)
     }
 
     fn run(
         functions: usize,
         text: impl FnOnce(&Path) -> String,
         env: &[(&str, &str)],
+        managed: bool,
     ) -> Result<Self> {
         program("em")?;
         let directory = TempDir::with_prefix("distdpu-test-")?;
         let file = directory.path().join("distdpu.toml");
         std::fs::write(&file, text(directory.path()))?;
-        let om = start_om(directory.path(), env)?;
+        let socket = directory.path().join("notify.sock");
+        let manager = managed
+            .then(|| ServiceManager::start(&socket))
+            .transpose()?;
+        let om = start_om(directory.path(), env, manager.as_ref())?;
         let mut dpu = Self {
             directory,
             om,
             functions,
+            manager,
         };
         dpu.wait_up()?;
         Ok(dpu)
@@ -140,8 +159,28 @@ impl Dpu {
     /// # Errors
     /// It did not come up.
     pub fn start_another_om(&mut self) -> Result<()> {
-        self.om = start_om(self.directory.path(), &[])?;
+        self.om = start_om(self.directory.path(), &[], self.manager.as_ref())?;
         self.wait_up()
+    }
+
+    /// Kills everything at once, the OM first; answers who the EMs were.
+    ///
+    /// # Errors
+    /// dpuctl failed, or the system refused.
+    pub fn kill_all(&mut self) -> Result<Vec<u32>> {
+        let pids = (0..self.functions).map(|index| self.em_pid(index));
+        let pids = pids.collect::<Result<Vec<_>>>()?;
+        self.om.kill()?;
+        for pid in pids.iter().filter_map(|&pid| Pid::from_raw(pid as i32)) {
+            kill_process(pid, Signal::KILL).map_err(std::io::Error::from)?;
+        }
+        self.om.wait()?;
+        Ok(pids)
+    }
+
+    /// The service manager, if there is one.
+    pub fn manager(&self) -> Option<&ServiceManager> {
+        self.manager.as_ref()
     }
 
     /// Waits until every function waits for its VMM or has one.
@@ -243,10 +282,17 @@ impl Dpu {
     /// # Errors
     /// The programs are not built, or did not come up.
     pub fn start_rdma(plan: Rdma) -> Result<Self> {
+        Self::start_rdma_with_env(plan, &[])
+    }
+
+    /// The same with variables in the environment of OM and EMs.
+    ///
+    /// # Errors
+    /// The programs are not built, or did not come up.
+    pub fn start_rdma_with_env(plan: Rdma, env: &[(&str, &str)]) -> Result<Self> {
         let em = program("em")?;
-        Self::with_config(plan.functions * (1 + plan.memory), |directory| {
-            rdma_config(directory, plan, &em)
-        })
+        let text = |directory: &Path| rdma_config(directory, plan, &em);
+        Self::run(plan.functions * (1 + plan.memory), text, env, false)
     }
 
     /// The vfio-user socket of function `rdmaN`.
@@ -304,8 +350,8 @@ impl Drop for Dpu {
                 Err(e) => eprintln!("no counters: {e}"),
             }
         }
-        if let Some(pid) = rustix::process::Pid::from_raw(self.om.id() as i32) {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        if let Some(pid) = Pid::from_raw(self.om.id() as i32) {
+            let _ = kill_process(pid, Signal::TERM);
         }
         let ended = wait_for("the OM to end", Duration::from_secs(5), || {
             self.om.try_wait().ok().flatten()
@@ -321,13 +367,21 @@ impl Drop for Dpu {
     }
 }
 
-fn start_om(directory: &Path, env: &[(&str, &str)]) -> Result<Child> {
+fn start_om(
+    directory: &Path,
+    env: &[(&str, &str)],
+    manager: Option<&ServiceManager>,
+) -> Result<Child> {
     let log = File::options()
         .create(true)
         .append(true)
         .open(directory.join("om.log"))?;
     let level = std::env::var("RUST_LOG").unwrap_or_else(|_| "info".into());
-    let om = Command::new(program("om")?)
+    let mut command = match manager {
+        Some(manager) => manager.command(program("om")?)?,
+        None => Command::new(program("om")?),
+    };
+    let om = command
         .arg("--config")
         .arg(directory.join("distdpu.toml"))
         .env("RUST_LOG", level)

@@ -16,6 +16,7 @@ pub mod compat;
 pub mod device_memory;
 pub mod dpu;
 pub mod error;
+pub mod manager;
 pub mod mapped;
 pub mod memory;
 pub mod mlx5;

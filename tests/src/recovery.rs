@@ -109,14 +109,25 @@ pub fn while_talking<R>(
                 talker.talk(stop)
             })
         });
-        let done = act([&tallies[0], &tallies[1]]);
-        stop.store(true, Ordering::Relaxed);
+        let done = {
+            // Also when it panics: the scope waits for the talkers.
+            let _stop = Stop(&stop);
+            act([&tallies[0], &tallies[1]])
+        };
         for thread in threads {
             let ended = thread.join();
             ended.map_err(|_| Error::Harness("a guest panicked".into()))??;
         }
         done
     })
+}
+
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// The process that took the place of `old` as EM number `em`, as soon as it is up.

@@ -4,8 +4,8 @@
 use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use rustix::fs::{self, FileType, MemfdFlags, SealFlags};
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
@@ -37,8 +37,13 @@ pub struct HostMapping {
     id: u64,
 }
 
-/// The next mapping's number.
-static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+/// The next mapping's number. Other processes name mappings by it, also when this one took the place of another:
+/// so numbers begin at the time, and none is one of a process before.
+static NEXT_ID: LazyLock<AtomicU64> = LazyLock::new(|| {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let seconds = (now.tv_sec as u64).saturating_mul(1_000_000_000);
+    AtomicU64::new(seconds.saturating_add(now.tv_nsec as u64).max(1))
+});
 
 // SAFETY: the struct owns an address range, not a thread's data. Every access to the memory itself
 // is a volatile or raw copy that assumes concurrent writers (other processes are such writers).

@@ -12,6 +12,7 @@ use smartep::server::Resume;
 use smartep::state::State;
 
 use super::EndpointError;
+use crate::rdma::kept::Kept as Objects;
 
 /// The keeper of a function and what it had.
 pub(super) struct Opened {
@@ -20,6 +21,7 @@ pub(super) struct Opened {
     /// A client to take over.
     pub(super) resume: Option<Resume>,
     bar: Option<OwnedFd>,
+    objects: Option<OwnedFd>,
 }
 
 impl Opened {
@@ -36,6 +38,27 @@ impl Opened {
             self.state.set_broken();
         }
         Ok(bar)
+    }
+
+    /// What is kept of an RDMA function's objects. `None`: there is no memory for it.
+    pub(super) fn objects(&mut self, id: u32) -> Option<Arc<Objects>> {
+        if let Some(fd) = self.objects.take() {
+            match Objects::open(fd) {
+                Ok(objects) => return Some(objects),
+                Err(error) => log::error!("function {id}: {error}"),
+            }
+        }
+        let objects = match Objects::create() {
+            Ok(objects) => objects,
+            Err(error) => {
+                log::error!("function {id}: {error}");
+                return None;
+            }
+        };
+        if !self.keeper.keep(Kept::Objects, objects.fd()) {
+            self.state.set_broken();
+        }
+        Some(objects)
     }
 }
 
@@ -69,6 +92,7 @@ fn key(what: Kept) -> Key {
         Kept::Connection => Key::CONNECTION,
         Kept::State => Key::STATE,
         Kept::Bar => Key::BAR,
+        Kept::Objects => Key::OBJECTS,
         Kept::File(number) => Key::file(number),
         Kept::Vector(number) => Key::vector(number),
     }
@@ -84,12 +108,13 @@ pub(super) fn open(id: u32, socket: OwnedFd) -> Result<Opened, EndpointError> {
         }
     };
     let keeper = Arc::new(keeper);
-    if let Some((state, resume, bar)) = take_over(id, restored) {
+    if let Some((state, resume, [bar, objects])) = take_over(id, restored) {
         return Ok(Opened {
             state: Arc::new(state),
             keeper,
             resume: Some(resume),
             bar,
+            objects,
         });
     }
     let (state, memory) = State::create()?;
@@ -101,10 +126,14 @@ pub(super) fn open(id: u32, socket: OwnedFd) -> Result<Opened, EndpointError> {
         keeper,
         resume: None,
         bar: None,
+        objects: None,
     })
 }
 
-fn take_over(id: u32, mut restored: Restored) -> Option<(State, Resume, Option<OwnedFd>)> {
+/// State, client, and the memory of a BAR and of objects.
+type Left = (State, Resume, [Option<OwnedFd>; 2]);
+
+fn take_over(id: u32, mut restored: Restored) -> Option<Left> {
     let connection = restored.remove(&Key::CONNECTION)?;
     let state = match State::open(&restored.remove(&Key::STATE)?) {
         Ok(state) => state,
@@ -113,7 +142,7 @@ fn take_over(id: u32, mut restored: Restored) -> Option<(State, Resume, Option<O
             return None;
         }
     };
-    let bar = restored.remove(&Key::BAR);
+    let memory = [Key::BAR, Key::OBJECTS].map(|key| restored.remove(&key));
     let mut resume = Resume {
         stream: UnixStream::from(connection),
         files: HashMap::new(),
@@ -126,5 +155,5 @@ fn take_over(id: u32, mut restored: Restored) -> Option<(State, Resume, Option<O
             resume.vectors.push((number, fd));
         }
     }
-    Some((state, resume, bar))
+    Some((state, resume, memory))
 }

@@ -29,7 +29,7 @@ use crate::worker::Handle;
 use kept::FunctionKeeper;
 use memory::MemoryData;
 use net::VirtioData;
-use rdma::RdmaData;
+use rdma::{Memory, RdmaData};
 
 /// Why a function cannot be served.
 #[derive(Debug, Error)]
@@ -182,7 +182,13 @@ impl Endpoint {
                 (data.clone(), data)
             }
             (FunctionKind::Rdma(rdma), None) => {
-                let data = RdmaData::new(seat.clone(), rdma, &table, irqs.clone(), pages)?;
+                let kept = Memory {
+                    state: kept.state.clone(),
+                    objects: kept.objects(id),
+                    resumes: kept.resume.is_some(),
+                };
+                let irqs = irqs.clone();
+                let data = RdmaData::new(seat.clone(), rdma, &table, irqs, pages, kept)?;
                 let data = Arc::new(data);
                 (data.clone(), data)
             }

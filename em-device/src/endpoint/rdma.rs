@@ -11,7 +11,9 @@ use m2m_fabric::proto::{
 use smartep::DataSide;
 use smartep::config::ConfigState;
 use smartep::dma::MessageDma;
+use smartep::fault;
 use smartep::irq::Irqs;
+use smartep::state::{Section, State};
 
 use super::windows::Windows;
 use super::{EndpointError, FunctionData, Seat, lock, report};
@@ -21,6 +23,7 @@ use crate::rdma::front::mlx5::{
     Action, Command, Device, Doorbells, MappedPages, Registers, command,
 };
 use crate::rdma::function::RdmaFunction;
+use crate::rdma::kept::{Kept, KeptError};
 use crate::rdma::verbs::{Destination, Path, Peer};
 
 /// How long the OM may take; a driver waits for a command for a minute, a VMM for an access 5 s.
@@ -38,6 +41,16 @@ const NIC_INTERFACE_SHIFT: u32 = 8;
 /// Value of `nic_interface`: disabled.
 const NIC_DISABLED: u32 = 1;
 
+/// What outlives the process.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) state: Arc<State>,
+    /// `None`: there is no memory for objects.
+    pub(super) objects: Option<Arc<Kept>>,
+    /// Whether there is a client that a former process served.
+    pub(super) resumes: bool,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct RdmaData {
@@ -49,6 +62,7 @@ pub(super) struct RdmaData {
     connected: Mutex<bool>,
     /// What the driver was last known to be.
     running: Mutex<bool>,
+    kept: Memory,
 }
 
 impl RdmaData {
@@ -59,6 +73,7 @@ impl RdmaData {
         table: &DotTable,
         irqs: Arc<Irqs>,
         pages: Option<MappedPages>,
+        kept: Memory,
     ) -> Result<Self, EndpointError> {
         let (id, own) = (seat.id, Peer(seat.id));
         let doorbells = Arc::new(Doorbells::default());
@@ -66,10 +81,20 @@ impl RdmaData {
         if let Some(pages) = pages {
             device.map_doorbells(Arc::new(pages));
         }
+        match &kept.objects {
+            Some(objects) if !kept.resumes => {
+                objects.clear();
+                device.keep_in(objects.clone());
+            }
+            _ => {}
+        }
         let wires = Wires::new(own, asker(&seat)?);
         let windows = Windows::default();
         let memory = table.reader().with_windows(&windows.reader());
         let mut function = RdmaFunction::new(id, device, wires, memory);
+        if kept.resumes {
+            function = function.resuming();
+        }
         function.addresses_changed();
         seat.worker
             .run(move |state| state.rdma.insert(id, function))
@@ -82,7 +107,75 @@ impl RdmaData {
             windows: Mutex::new(windows),
             connected: Mutex::new(false),
             running: Mutex::new(false),
+            kept,
         })
+    }
+
+    /// Notes the registers. A write after which this was not done is done again by the next process.
+    fn note(&self) {
+        let registers = lock(&self.registers).save();
+        if !self.kept.state.save(Section::Registers, &registers) {
+            self.kept.state.set_broken();
+        }
+    }
+
+    /// Takes over what a former process left; answers whether that is all that the driver relies on.
+    fn take_over(&self) -> bool {
+        let Some(objects) = self.kept.objects.clone() else {
+            return false;
+        };
+        let Some(saved) = self.kept.state.load(Section::Registers) else {
+            // The driver has not begun.
+            let restored = self.on_function(move |f| f.restore(&objects, None));
+            return matches!(restored, Some(Ok(())));
+        };
+        if !lock(&self.registers).restore(&saved) {
+            return false;
+        }
+        let queue = lock(&self.registers).command_queue();
+        let restored = self.on_function(move |f| {
+            f.restore(&objects, queue)?;
+            Ok::<_, KeptError>(f.with(|device, _| {
+                let gids: Vec<_> = std::iter::from_fn(|| device.take_gid_change()).collect();
+                (device.running(), gids)
+            }))
+        });
+        match restored {
+            Some(Ok((running, gids))) => {
+                self.tell_gids(gids);
+                *lock(&self.running) = running;
+                true
+            }
+            Some(Err(error)) => {
+                log::error!("function {}: {error}", self.seat.id);
+                false
+            }
+            None => false,
+        }
+    }
+
+    /// No object is left, and those that are made from now on outlive the process.
+    fn begin_anew(&self) {
+        let objects = self.kept.objects.clone();
+        self.on_function(move |f| {
+            f.reset();
+            if let Some(objects) = objects {
+                objects.clear();
+                f.with(|device, _| device.keep_in(objects));
+            }
+        });
+    }
+
+    fn tell_gids(&self, gids: Vec<(u16, [u8; 16])>) {
+        let function = self.seat.id;
+        for (index, gid) in gids {
+            let request = RdmaRequest::SetGid {
+                function,
+                index,
+                gid,
+            };
+            self.tell(request, &[]);
+        }
     }
 
     /// Runs on the data path, when the function is there.
@@ -127,7 +220,9 @@ impl RdmaData {
         let outcome = self.on_function(move |function| {
             let outcome = function.with(|device, cx| {
                 let output = device.execute(&command, path, cx);
+                fault::point("command");
                 command::finish_command(&command, &output, cx.memory);
+                fault::point("finished");
                 device.command_done(command.slot, cx.memory);
                 let gids: Vec<_> = std::iter::from_fn(|| device.take_gid_change()).collect();
                 (device.running(), gids)
@@ -141,17 +236,7 @@ impl RdmaData {
         let Some((running, gids)) = outcome else {
             return;
         };
-        for (index, gid) in gids {
-            let function = self.seat.id;
-            self.tell(
-                RdmaRequest::SetGid {
-                    function,
-                    index,
-                    gid,
-                },
-                &[],
-            );
-        }
+        self.tell_gids(gids);
         self.report_running(running);
     }
 
@@ -293,6 +378,9 @@ impl DataSide for RdmaData {
             return;
         }
         let action = lock(&self.registers).write(offset, data);
+        if Registers::is_saved(offset) {
+            self.note();
+        }
         match action {
             Action::None => {}
             Action::Kick => self.seat.worker.kick(),
@@ -313,10 +401,15 @@ impl DataSide for RdmaData {
     fn reset(&self) {
         lock(&self.registers).reset();
         self.stop_device();
+        self.note();
     }
 
     fn connected(&self, _dma: Arc<MessageDma>) {
         *lock(&self.connected) = true;
+        if self.kept.resumes {
+            // The client that was to be taken over is gone.
+            self.begin_anew();
+        }
         self.share_windows();
         report(&self.seat.om, self.seat.id, FunctionState::Connected);
     }
@@ -325,11 +418,20 @@ impl DataSide for RdmaData {
         *lock(&self.connected) = true;
         self.share_windows();
         self.on_function(move |f| f.set_bus_master(state.bus_master));
-        // Queue pairs, keys and queues died with the former process. The driver finds what it finds when the
-        // firmware of a card died: an interface that is disabled though it did not disable it. Its health poll sees
-        // that and loads the device anew.
+        if self.take_over() {
+            let now = match *lock(&self.running) {
+                true => FunctionState::Running,
+                false => FunctionState::Connected,
+            };
+            report(&self.seat.om, self.seat.id, now);
+            return;
+        }
+        // The driver finds what it finds when the firmware of a card died: an interface that is disabled though it
+        // did not disable it. Its health poll sees that and loads the device anew.
+        self.begin_anew();
         let disabled = NIC_DISABLED << NIC_INTERFACE_SHIFT;
         lock(&self.registers).write(CMDQ_LOW, &disabled.to_be_bytes());
+        self.note();
         log::warn!(
             "function {}: the device reports itself disabled, because its objects are lost",
             self.seat.id

@@ -3,11 +3,13 @@
 use super::engine::Context;
 use super::fabric::Wires;
 use super::front::mlx5::Device;
+use super::kept::{Kept, KeptError};
 use super::verbs::Peer;
 use crate::net::links::Links;
 use dot_iommu::DotReader;
 use m2m_fabric::proto::FunctionStats;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Device, wires and memory of one function; belongs to the data path.
@@ -21,7 +23,16 @@ pub struct RdmaFunction {
     pub links: Links,
     memory: DotReader,
     bus_master: bool,
+    /// Whether all wires were given.
+    wired: bool,
+    /// Until when it does nothing: it takes the place of another, and not everything is there.
+    waits: Option<Instant>,
+    /// Whether what the other left is taken over.
+    restored: bool,
 }
+
+/// How long a function waits for what a former process had.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 impl RdmaFunction {
     /// A function as after power-on. `memory`: the guest's, and that of its other devices.
@@ -33,6 +44,43 @@ impl RdmaFunction {
             links: Links::default(),
             memory,
             bus_master: false,
+            wired: false,
+            waits: None,
+            restored: false,
+        }
+    }
+
+    /// The same in the place of a process that was killed: it waits for [`Self::restore`] and [`Self::wired`], so
+    /// that nothing is lost that peers sent.
+    pub fn resuming(mut self) -> Self {
+        self.waits = Instant::now().checked_add(PATIENCE);
+        self
+    }
+
+    /// Takes over what a former process left; `queue` is where the command queue is.
+    ///
+    /// # Errors
+    /// As [`Device::restore`]; the function is as after power-on then.
+    pub fn restore(&mut self, kept: &Arc<Kept>, queue: Option<u64>) -> Result<(), KeptError> {
+        let result = self.with(|device, cx| device.restore(kept, queue, cx));
+        if result.is_err() {
+            self.reset();
+        }
+        self.addresses_changed();
+        self.restored = true;
+        self.go_on();
+        result
+    }
+
+    /// All wires are there that there are for now.
+    pub fn wired(&mut self) {
+        self.wired = true;
+        self.go_on();
+    }
+
+    fn go_on(&mut self) {
+        if self.wired && self.restored {
+            self.waits = None;
         }
     }
 
@@ -56,10 +104,15 @@ impl RdmaFunction {
     pub fn reset(&mut self) {
         self.device.reset();
         self.links.forget_blocked();
+        self.waits = None;
     }
 
     /// One round. Answers whether anything was done.
     pub fn turn(&mut self, now: Instant) -> bool {
+        if self.waits.is_some_and(|until| now < until) {
+            return false;
+        }
+        self.waits = None;
         self.links.set_now(now);
         let arrived = self.wires.collect();
         if !self.bus_master {
@@ -91,6 +144,9 @@ impl RdmaFunction {
 
     /// Asks for wake-ups. Answers whether there is work already.
     pub fn arm(&mut self) -> bool {
+        if self.waits.is_some() {
+            return false;
+        }
         let busy =
             self.device.is_rung() || self.device.patience(Instant::now()) == Some(Duration::ZERO);
         if self.bus_master && busy || self.wires.arm() {
@@ -118,6 +174,9 @@ impl RdmaFunction {
 
     /// When there must be a turn at the latest.
     pub fn deadline(&self, now: Instant) -> Option<Instant> {
+        if self.waits.is_some() {
+            return self.waits;
+        }
         let patience = self.device.patience(now).filter(|_| self.bus_master)?;
         now.checked_add(patience)
     }

@@ -12,5 +12,6 @@ pub mod engine;
 pub mod fabric;
 pub mod front;
 pub mod function;
+pub mod kept;
 pub mod packet;
 pub mod verbs;

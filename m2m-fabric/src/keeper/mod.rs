@@ -14,7 +14,7 @@ mod store;
 mod wire;
 
 pub use client::{Keeper, KeeperError, Restored};
-pub use store::{MAX_KEPT, Store};
+pub use store::{Change, MAX_KEPT, Store};
 
 /// Names a descriptor of a function. What is behind a key is the EM's matter but for [`Key::CONNECTION`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,6 +27,8 @@ impl Key {
     pub const STATE: Self = Self(2 << 32);
     /// The memory of a BAR that the client maps.
     pub const BAR: Self = Self(5 << 32);
+    /// The memory with the objects of an RDMA function.
+    pub const OBJECTS: Self = Self(6 << 32);
     const FILE: u64 = 3;
     const VECTOR: u64 = 4;
 
@@ -50,11 +52,13 @@ impl Key {
         (self.0 >> 32 == Self::VECTOR).then_some(self.0 as u16)
     }
 
-    fn to_bits(self) -> u64 {
+    /// As a number, for whoever keeps descriptors elsewhere.
+    pub const fn to_bits(self) -> u64 {
         self.0
     }
 
-    fn from_bits(bits: u64) -> Self {
+    /// The key with this number.
+    pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 }

@@ -39,9 +39,14 @@ impl Store {
         self.kept.is_empty()
     }
 
-    /// Closes everything.
-    pub fn clear(&mut self) {
-        self.kept.clear();
+    /// Whether there is a descriptor with this key.
+    pub fn has(&self, key: Key) -> bool {
+        self.kept.contains_key(&key)
+    }
+
+    /// All keys.
+    pub fn keys(&self) -> impl Iterator<Item = Key> {
+        self.kept.keys().copied()
     }
 
     /// Sends everything and the end mark to the EM at the other end of `socket`.
@@ -60,27 +65,31 @@ impl Store {
     /// was taken.
     ///
     /// # Errors
-    /// What the system said, EPROTO for something that is no packet, E2BIG beyond [`MAX_KEPT`]. Nothing that is
-    /// kept can be relied on then.
+    /// What the system said, EPROTO for something that is no packet. Nothing that is kept can be relied on then.
     pub fn take(packet_from: &OwnedFd) -> Result<Option<Change>, Errno> {
-        Ok(wire::receive(packet_from, None)?.map(Change))
+        match wire::receive(packet_from, None)? {
+            Some(Packet::Keep(kept)) => Ok(Some(Change::Keep(kept))),
+            Some(Packet::Forget(keys)) => Ok(Some(Change::Forget(keys))),
+            Some(Packet::Clear) => Ok(Some(Change::Clear)),
+            Some(Packet::End) => Err(Errno::PROTO),
+            None => Ok(None),
+        }
     }
 
     /// Applies what [`Self::take`] took.
     ///
     /// # Errors
-    /// As there.
-    pub fn apply(&mut self, Change(packet): Change) -> Result<(), Errno> {
-        match packet {
-            Packet::Keep(kept) => {
+    /// E2BIG beyond [`MAX_KEPT`]. Nothing that is kept can be relied on then.
+    pub fn apply(&mut self, change: Change) -> Result<(), Errno> {
+        match change {
+            Change::Keep(kept) => {
                 self.kept.extend(kept);
                 if self.kept.len() > MAX_KEPT {
                     return Err(Errno::TOOBIG);
                 }
             }
-            Packet::Forget(keys) => keys.iter().for_each(|key| drop(self.kept.remove(key))),
-            Packet::Clear => self.clear(),
-            Packet::End => return Err(Errno::PROTO),
+            Change::Forget(keys) => keys.iter().for_each(|key| drop(self.kept.remove(key))),
+            Change::Clear => self.kept.clear(),
         }
         Ok(())
     }
@@ -88,4 +97,11 @@ impl Store {
 
 /// Something an EM wants kept or forgotten.
 #[derive(Debug)]
-pub struct Change(Packet);
+pub enum Change {
+    /// Hold these, in place of what had the same keys.
+    Keep(Vec<(Key, OwnedFd)>),
+    /// Close these.
+    Forget(Vec<Key>),
+    /// Close everything.
+    Clear,
+}

@@ -3,12 +3,14 @@
 //! They are plain data with `serde`; [`crate::wire`] frames them, a transport carries them. An
 //! incompatible change raises [`VERSION`]; a peer of another version is refused at the hello.
 
+mod formats;
 mod function;
 mod link;
 mod rdma;
 mod register;
 mod stats;
 
+pub use formats::*;
 pub use function::*;
 pub use link::*;
 pub use rdma::*;

@@ -41,6 +41,14 @@ enum Command {
     Stats,
     /// Everything the OM knows, as a tree.
     Inspect,
+    /// Lets a running EM go on as another program. Its guests do not notice.
+    Upgrade {
+        /// Name of the EM.
+        em: String,
+        /// The program.
+        #[arg(long, value_name = "PATH")]
+        binary: PathBuf,
+    },
     /// Links of functions.
     Link {
         #[command(subcommand)]
@@ -89,6 +97,14 @@ fn run(arguments: &Arguments) -> Result<String, AskError> {
         Command::Functions => show(arguments, &Request::Functions, table::functions),
         Command::Stats => show(arguments, &Request::Stats, table::stats),
         Command::Inspect => show(arguments, &Request::Inspect, table::inspect),
+        Command::Upgrade { em, binary } => {
+            let request = Request::Upgrade {
+                em: em.clone(),
+                // The OM has another working directory.
+                binary: std::path::absolute(binary).map_err(AskError::Io)?,
+            };
+            show(arguments, &request, nothing)
+        }
         Command::Link {
             command: LinkCommand::Set { function, state },
         } => {
@@ -96,9 +112,13 @@ fn run(arguments: &Arguments) -> Result<String, AskError> {
                 function: function.clone(),
                 up: matches!(state, LinkState::Up),
             };
-            show(arguments, &request, |_: &serde_json::Value| String::new())
+            show(arguments, &request, nothing)
         }
     }
+}
+
+fn nothing(_: &serde_json::Value) -> String {
+    String::new()
 }
 
 fn show<T: DeserializeOwned + Serialize>(

@@ -3,6 +3,7 @@
 use clap::Parser;
 use om_backend::Om;
 use om_backend::config::Config;
+use sd_notify::NotifyState;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::path::PathBuf;
@@ -51,6 +52,9 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
         "ready; dpuctl's socket is {}",
         om.config().dpuctl_socket().display()
     );
+    if let Err(e) = sd_notify::notify(&[NotifyState::Ready]) {
+        log::warn!("the service manager does not hear that the OM is ready: {e}");
+    }
     if let Some(signal) = signals.forever().next() {
         let name = signal_hook::low_level::signal_name(signal).unwrap_or("signal");
         log::info!("{name}: ending the EMs");

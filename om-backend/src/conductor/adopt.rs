@@ -17,7 +17,14 @@ impl Conductor {
         let now = Instant::now();
         self.wiring.expect_all(now);
         for e in self.ems.iter_mut().filter(|e| e.managed) {
-            e.restart_at = Some(now + ORPHANS);
+            // An EM that lives listens, so that its paths are in use.
+            let listens = |id: &u32| {
+                let place = self.listeners.get(*id as usize);
+                place.is_some_and(|place| place.socket().is_none())
+            };
+            if e.functions.iter().any(listens) {
+                e.restart_at = Some(now + ORPHANS);
+            }
         }
         self
     }
@@ -46,6 +53,8 @@ impl Conductor {
                 };
                 let former = ShadowReader::new(&shadow).map_err(|e| e.to_string())?;
                 f.control.restore(&former);
+                // It gives everything anew.
+                f.vault.clear();
                 place.adopt(listener);
                 f.set_life(Life::Served(state));
                 f.set_fault(None);
@@ -79,7 +88,7 @@ impl Conductor {
             let Some(function) = self.functions.get(id as usize) else {
                 continue;
             };
-            let keeper = function.vault.open(&function.config.name);
+            let keeper = function.vault.open();
             let fds = function
                 .shadow
                 .try_clone()

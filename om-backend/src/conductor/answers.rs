@@ -17,6 +17,11 @@ impl Conductor {
                 let up = |e: &Supervised| Some((e.name.clone(), e.session.as_ref()?.fabric()));
                 drop(answer.send(self.ems.iter().filter_map(up).collect()));
             }
+            Question::Upgrade {
+                em,
+                program,
+                answer,
+            } => self.upgrade(&em, program, answer),
             Question::SetLink {
                 function,
                 up,

@@ -6,7 +6,7 @@ use crate::listener::PathListener;
 use crate::peer::{Binding, Introduction};
 use crate::session::Session;
 use crate::supervisor::process::{Process, describe_exit};
-use crate::supervisor::{INTRODUCTION, LAST_WORDS, SILENCE, STUCK};
+use crate::supervisor::{LAST_WORDS, SILENCE, STUCK};
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,7 +20,7 @@ impl Conductor {
         let log = self.places.run_dir.join(format!("{}.log", e.name));
         let sender = self.sender.clone();
         let spawned = Process::spawn(
-            &self.places.em_binary,
+            e.program.as_deref().unwrap_or(&self.places.em_binary),
             &e.name,
             &self.places.m2m_socket,
             &log,
@@ -35,10 +35,14 @@ impl Conductor {
                 log::info!("EM {} started as process {}", e.name, process.pid());
                 e.process = Some(process);
                 e.since = now;
+                if let Some(upgrade) = &mut e.upgrade {
+                    upgrade.started = true;
+                }
             }
             Err(error) => {
                 log::error!("EM {}: {error}", e.name);
                 e.ended(error.to_string(), now);
+                self.upgrade_failed(em, &error.to_string());
             }
         }
     }
@@ -101,9 +105,9 @@ impl Conductor {
                 }
             } else if e.process.is_some()
                 && e.killed_because.is_none()
-                && now.saturating_duration_since(e.since) > INTRODUCTION
+                && now.saturating_duration_since(e.since) > e.introduction()
             {
-                let seconds = INTRODUCTION.as_secs();
+                let seconds = e.introduction().as_secs();
                 log::error!("EM {} did not connect within {seconds} s", e.name);
                 e.kill(format!("did not connect within {seconds} s"));
             }
@@ -182,11 +186,13 @@ impl Conductor {
             .iter()
             .filter_map(|id| self.functions.get(*id as usize).cloned())
             .collect();
+        let mut orphans = Vec::new();
         for function in &functions {
             // A guest that lost its EM keeps what it wrote; what the last guest wrote is that guest's.
             if !hello.returns && !function.vault.has_connection() {
                 function.control.reset();
                 function.follow_later();
+                orphans.push(function.spec.id);
             }
         }
         let bound = peer.bind(Binding {
@@ -210,6 +216,7 @@ impl Conductor {
             // It says what it has; see `adopt`.
             return;
         }
+        self.rdma_renewed(em, &orphans);
         for function in &functions {
             self.order_function(em, function);
         }
@@ -218,6 +225,9 @@ impl Conductor {
                 self.give(orders);
                 self.rdma_up(em);
                 self.order_wired(em);
+                if functions.is_empty() {
+                    self.upgrade_goes_on(em);
+                }
                 self.update_links();
             }
             Err(error) => {
@@ -256,9 +266,7 @@ impl Conductor {
                 }
             }
         }
-        self.rdma_down(em);
-        let orders = self.wiring.em_lost(em, now);
-        self.give(orders);
+        self.wiring.em_lost(em, now);
         self.update_links();
     }
 
@@ -270,8 +278,9 @@ impl Conductor {
                 self.wiring.wait_for(em, now);
             }
         }
-        let orders = self.wiring.end_grace(now);
-        if !orders.is_empty() {
+        for em in self.wiring.over(now) {
+            self.rdma_down(em);
+            let orders = self.wiring.em_down(em);
             self.give(orders);
         }
         self.update_links();
@@ -299,6 +308,10 @@ impl Conductor {
                     .join(format!("{}.log", e.name))
                     .display()
             );
+            let started = e.upgrade.as_ref().is_some_and(|upgrade| upgrade.started);
+            if let Some(reason) = e.reason.clone().filter(|_| started) {
+                self.upgrade_failed(em, &reason);
+            }
         }
     }
 }

@@ -9,6 +9,7 @@ mod life;
 mod orders;
 mod rdma;
 mod stop;
+mod upgrade;
 
 use crate::function::Function;
 use crate::listener::PathListener;
@@ -18,6 +19,7 @@ use crate::rdma::{SharedMemory, Subnet};
 use crate::session::Subject;
 use crate::supervisor::Supervised;
 use crate::supervisor::awake::Awake;
+use crate::supervisor::program::Program;
 use crate::wiring::Wiring;
 use m2m_fabric::Fabric;
 use m2m_fabric::proto::{RdmaRequest, Reply, Request};
@@ -107,6 +109,15 @@ pub enum Question {
     Inspect(SyncSender<Inspect>),
     /// The connections of the EMs that are up, by name.
     Connections(SyncSender<Vec<(String, Arc<dyn Fabric>)>>),
+    /// Let an EM go on as another program.
+    Upgrade {
+        /// Its name.
+        em: String,
+        /// The program.
+        program: Program,
+        /// Takes a sentence when it goes on as before.
+        answer: SyncSender<Result<(), String>>,
+    },
     /// Let the link of a function be up or not.
     SetLink {
         /// Its name.

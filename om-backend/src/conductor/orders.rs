@@ -18,7 +18,7 @@ impl Conductor {
             let path = function.config.socket.display();
             return function.set_fault(Some(format!("another process listens on {path}")));
         };
-        let keeper = function.vault.open(&function.config.name);
+        let keeper = function.vault.open();
         let copies = listener.try_clone_to_owned().and_then(|listener| {
             let shadow = function.shadow.try_clone()?;
             Ok(vec![listener, shadow, keeper?])
@@ -85,7 +85,8 @@ impl Conductor {
                             "EM {name} does not serve {}: {reason}",
                             function.config.name
                         );
-                        function.set_fault(Some(reason));
+                        function.set_fault(Some(reason.clone()));
+                        self.upgrade_useless(em, &reason);
                     }
                 }
             }
@@ -111,11 +112,13 @@ impl Conductor {
                     }
                 }
             },
-            Subject::Wired => {
-                if let Err(reason) = result {
+            Subject::Wired => match result {
+                Ok(()) => self.upgrade_goes_on(em),
+                Err(reason) => {
                     log::warn!("EM {name} does not go on: {reason}");
+                    self.upgrade_useless(em, &reason);
                 }
-            }
+            },
             Subject::RemoveLink(link) => {
                 if let Err(reason) = result {
                     log::warn!("EM {name} could not leave wire {link}: {reason}");

@@ -72,6 +72,14 @@ impl Conductor {
         self.give_rdma(orders);
     }
 
+    /// An EM takes the place of a former one, of which some functions have no guest any more. Its guests' memory
+    /// comes anew, under other numbers.
+    pub(super) fn rdma_renewed(&mut self, em: usize, orphans: &[u32]) {
+        let mut orders = self.subnet.functions_gone(orphans);
+        orders.extend(self.memory.em_down(&self.subnet, em));
+        self.give_rdma(orders);
+    }
+
     /// An EM is gone.
     pub(super) fn rdma_down(&mut self, em: usize) {
         // Queue pairs stop before the memory goes that they use.

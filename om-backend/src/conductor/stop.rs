@@ -1,6 +1,7 @@
 //! The end, in order.
 
 use super::{Conductor, Message};
+use crate::fd_store::FdStore;
 use crate::session::Subject;
 use m2m_fabric::proto::Request;
 use std::collections::BTreeSet;
@@ -73,6 +74,12 @@ impl Conductor {
         }
         for e in &mut self.ems {
             e.session = None;
+        }
+        // Nothing of this is for an OM after this one.
+        let manager = FdStore::from_environment();
+        for function in &self.functions {
+            function.vault.clear();
+            manager.forget_shadow(&function.config.name);
         }
     }
 }

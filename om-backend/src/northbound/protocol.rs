@@ -1,6 +1,7 @@
 //! The lines.
 
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// Longest request in bytes, without the line's end.
 pub const MAX_REQUEST: usize = 4096;
@@ -19,6 +20,13 @@ pub enum Request {
     Stats,
     /// Everything the OM knows; answered by [`super::view::Inspect`].
     Inspect,
+    /// Lets an EM go on as another program; answered by `{}` when it does.
+    Upgrade {
+        /// Name of the EM.
+        em: String,
+        /// Absolute path of the program.
+        binary: PathBuf,
+    },
     /// Lets a function's link be up or not; answered by `{}`.
     LinkSet {
         /// Name of the function.

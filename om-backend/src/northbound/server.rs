@@ -4,6 +4,7 @@ use super::protocol::{Answer, MAX_REQUEST, Request};
 use super::view::{EmCounters, FunctionCounters, FunctionView, Functions, LinkCounters, Stats};
 use crate::conductor::{Message, Question};
 use crate::listener::{ListenError, PathListener};
+use crate::supervisor::program::Program;
 use m2m_fabric::proto;
 use serde::Serialize;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -21,6 +22,8 @@ const MAX_CLIENTS: usize = 16;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long the OM's thread may take to answer.
 const CONDUCTOR: Duration = Duration::from_secs(5);
+/// How long an EM may take to go on as another program, or as it was.
+const UPGRADE: Duration = Duration::from_secs(8);
 /// How long an EM may take for its counters.
 const COUNTERS: Duration = Duration::from_secs(1);
 
@@ -199,6 +202,16 @@ fn respond(request: Request, conductor: &Sender<Message>) -> Result<serde_json::
         }),
         Request::Inspect => json(put(conductor, Question::Inspect)?),
         Request::Stats => json(stats(conductor)?),
+        Request::Upgrade { em, binary } => {
+            let program = Program::examine(binary).map_err(|e| e.to_string())?;
+            let question = |answer| Question::Upgrade {
+                em,
+                program,
+                answer,
+            };
+            put_for(UPGRADE, conductor, question)??;
+            json(serde_json::Map::new())
+        }
         Request::LinkSet { function, up } => {
             put(conductor, |answer| Question::SetLink {
                 function,
@@ -218,12 +231,20 @@ fn put<T>(
     conductor: &Sender<Message>,
     question: impl FnOnce(SyncSender<T>) -> Question,
 ) -> Result<T, String> {
+    put_for(CONDUCTOR, conductor, question)
+}
+
+fn put_for<T>(
+    patience: Duration,
+    conductor: &Sender<Message>,
+    question: impl FnOnce(SyncSender<T>) -> Question,
+) -> Result<T, String> {
     let (sender, answer) = sync_channel(1);
     conductor
         .send(Message::Ask(question(sender)))
         .map_err(|_| "the OM is stopping".to_owned())?;
     answer
-        .recv_timeout(CONDUCTOR)
+        .recv_timeout(patience)
         .map_err(|_| "the OM is stopping or busy".to_owned())
 }
 

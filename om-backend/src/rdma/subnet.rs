@@ -247,6 +247,14 @@ impl Subnet {
         self.revoke(&gone)
     }
 
+    /// The guests of some functions are gone: their ports lose their GIDs, and paths to them end.
+    pub fn functions_gone(&mut self, functions: &[u32]) -> Vec<Order> {
+        for function in functions {
+            self.gids.remove(function);
+        }
+        self.revoke(functions)
+    }
+
     /// The administrator lets the link of a function be up or not. Its EM is told whenever that
     /// changes; an EM that comes later has it from the function's description.
     pub fn set_link(&mut self, function: u32, up: bool) -> Vec<Order> {

@@ -6,11 +6,14 @@
 pub mod awake;
 pub mod backoff;
 pub mod process;
+pub mod program;
 pub mod progress;
 
 use crate::session::Session;
 use backoff::Backoff;
 use process::Process;
+use std::path::PathBuf;
+use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 /// An EM that says nothing for this long is replaced: the time after which a VMM gives up on it too.
@@ -23,6 +26,22 @@ pub const INTRODUCTION: Duration = Duration::from_secs(10);
 /// An EM whose connection ended has this long to end too, so that its exit status tells why.
 pub const LAST_WORDS: Duration = Duration::from_millis(500);
 
+/// An EM of a program that was offered in place of another has this long to introduce itself, because there is
+/// one that can.
+pub const TRIAL: Duration = Duration::from_secs(2);
+
+/// A program that is tried in place of another.
+pub struct Upgrade {
+    /// What [`Supervised::program`] was.
+    pub former: Option<PathBuf>,
+    /// Whether it was started.
+    pub started: bool,
+    /// Functions that it has yet to go on with.
+    pub left: usize,
+    /// Takes a sentence if it did not work.
+    pub answer: SyncSender<Result<(), String>>,
+}
+
 /// One EM.
 pub struct Supervised {
     /// Its name in the file.
@@ -31,6 +50,10 @@ pub struct Supervised {
     pub managed: bool,
     /// Ids of its functions.
     pub functions: Vec<u32>,
+    /// Its program, if it is not that of all EMs.
+    pub program: Option<PathBuf>,
+    /// While a program is tried.
+    pub upgrade: Option<Upgrade>,
     /// Its process, while one runs that the OM started.
     pub process: Option<Process>,
     /// Its connection, while it is up.
@@ -60,6 +83,8 @@ impl Supervised {
             name,
             managed,
             functions,
+            program: None,
+            upgrade: None,
             process: None,
             session: None,
             since: Instant::now(),
@@ -89,6 +114,12 @@ impl Supervised {
     pub fn is_starting(&self) -> bool {
         let ending = self.kill_at.is_some() || self.killed_because.is_some();
         self.session.is_none() && self.process.is_some() && !ending
+    }
+
+    /// How long it may take to introduce itself.
+    pub fn introduction(&self) -> Duration {
+        let tried = self.upgrade.as_ref().is_some_and(|upgrade| upgrade.started);
+        if tried { TRIAL } else { INTRODUCTION }
     }
 
     /// Its process id, as far as it is known.

@@ -1,5 +1,6 @@
 //! One EM process.
 
+use crate::fd_store::VARIABLES;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use std::fs::OpenOptions;
@@ -65,7 +66,11 @@ impl Process {
             .mode(0o600)
             .open(log)
             .map_err(log_error)?;
-        let mut child = Command::new(program)
+        let mut command = Command::new(program);
+        for variable in VARIABLES {
+            command.env_remove(variable);
+        }
+        let mut child = command
             .arg("--om")
             .arg(m2m_socket)
             .args(["--name", name])

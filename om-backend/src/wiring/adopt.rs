@@ -61,9 +61,7 @@ impl Wiring {
                 state,
             },
         );
-        if cargo == Cargo::Frames {
-            self.kept.insert(id, (kind, fds));
-        }
+        self.kept.insert(id, (kind, fds));
         Ok(())
     }
 

@@ -6,9 +6,8 @@
 //! ends exist and whether the EMs took them; it talks to nobody, but says what the EMs are to be told
 //! ([`Order`]).
 //!
-//! An EM that is lost has [`GRACE`] to be replaced. Until then its wires for frames stay, and the peers go on
-//! filling and emptying them; its successor gets the same ones. Wires for RDMA do not outlive the queue pairs that
-//! used them.
+//! An EM that is lost has [`GRACE`] to be replaced. Until then its wires stay, and the peers go on filling and
+//! emptying them; its successor gets the same ones.
 
 use crate::config::{Attachment, Config, LinkType, MacAddress};
 use m2m_fabric::proto::{LinkKind, LinkSpec, SHM_LINK_BYTES};
@@ -117,7 +116,7 @@ pub struct Wiring {
     /// Lost EMs, and since when.
     away: BTreeMap<usize, Instant>,
     ends: BTreeMap<u32, End>,
-    /// What the EM of an end for frames gets, for its successor.
+    /// What the EM of an end gets, for its successor.
     kept: BTreeMap<u32, (LinkKind, Vec<OwnedFd>)>,
     /// Ids are never used again, so that an answer that comes late means nothing else.
     next: u32,
@@ -202,11 +201,10 @@ impl Wiring {
     }
 
     /// An EM was lost at `now` and may be replaced.
-    pub fn em_lost(&mut self, em: usize, now: Instant) -> Vec<Order> {
+    pub fn em_lost(&mut self, em: usize, now: Instant) {
         if self.up.remove(&em) {
             self.away.insert(em, now);
         }
-        self.remove(|end| end.em == em && end.cargo == Cargo::Rdma)
     }
 
     /// The successor of a lost EM is on its way at `now`: its time begins anew.
@@ -216,15 +214,13 @@ impl Wiring {
         }
     }
 
-    /// Lost EMs whose time is over by `now` are gone.
-    pub fn end_grace(&mut self, now: Instant) -> Vec<Order> {
-        let over: Vec<usize> = self
-            .away
+    /// Lost EMs whose time is over by `now`: [`Self::em_down`] follows.
+    pub fn over(&self, now: Instant) -> Vec<usize> {
+        self.away
             .iter()
             .filter(|(_, since)| now.saturating_duration_since(**since) >= GRACE)
             .map(|(em, _)| *em)
-            .collect();
-        over.into_iter().flat_map(|em| self.em_down(em)).collect()
+            .collect()
     }
 
     /// An EM is gone, and with it its ends of the wires; the others are to leave theirs.
@@ -278,7 +274,7 @@ impl Wiring {
         let no_wire =
             |p: &&Place| p.rdma == Some(LinkType::Infiniband) || p.attachment == Attachment::None;
         if let Some(place) = self.place(function).filter(no_wire) {
-            return self.up.contains(&place.em);
+            return self.up.contains(&place.em) || self.away.contains_key(&place.em);
         }
         let attached = |end: &End| end.state == EndState::Attached;
         self.ends
@@ -421,10 +417,8 @@ impl Wiring {
                 end,
             };
             let id = self.add_end(function, em, cargo, to);
-            if cargo == Cargo::Frames {
-                let copies: std::io::Result<Vec<_>> = fds.iter().map(OwnedFd::try_clone).collect();
-                self.kept.insert(id, (kind.clone(), copies?));
-            }
+            let copies: std::io::Result<Vec<_>> = fds.iter().map(OwnedFd::try_clone).collect();
+            self.kept.insert(id, (kind.clone(), copies?));
             orders.push(Order::Add {
                 em,
                 link: LinkSpec { id, function, kind },

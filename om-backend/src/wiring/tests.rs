@@ -276,6 +276,38 @@ fn rdma_wires_go_with_either_em() {
     assert_eq!(pairs(&w, Cargo::Rdma), [(0, 2)]);
 }
 
+/// What becomes of EMs whose time is over.
+fn end_grace(w: &mut Wiring, now: Instant) -> Vec<Order> {
+    let over = w.over(now).into_iter();
+    over.flat_map(|em| w.em_down(em)).collect()
+}
+
+#[test]
+fn an_em_that_returns_in_time_finds_its_rdma_wires_too() {
+    let mut w = wiring(&[&[IB], &[IB]]);
+    for em in 0..2 {
+        let orders = w.em_up(em).unwrap();
+        attach_all(&mut w, &orders);
+    }
+    let start = Instant::now();
+    w.em_lost(1, start);
+    assert!(w.carrier(1), "it may be replaced");
+    let orders = w.em_up(1).unwrap();
+    let [Order::Add { em: 1, link, fds }] = &orders[..] else {
+        panic!("{orders:?}");
+    };
+    assert!(
+        matches!(
+            link.kind,
+            LinkKind::Rdma {
+                peer_function: 0,
+                ..
+            }
+        ) && fds.len() == 3
+    );
+    assert!(end_grace(&mut w, start + GRACE * 2).is_empty());
+}
+
 #[test]
 fn a_lost_em_that_returns_in_time_finds_its_wires_and_nobody_is_told() {
     let mut w = wiring(&[&[BLUE], &[BLUE, "port = { null = true }"], &[BLUE]]);
@@ -285,8 +317,8 @@ fn a_lost_em_that_returns_in_time_finds_its_wires_and_nobody_is_told() {
     }
     let start = Instant::now();
     let before: BTreeSet<u32> = w.ends().keys().copied().collect();
-    assert!(w.em_lost(1, start).is_empty());
-    assert!(w.end_grace(start + GRACE / 2).is_empty());
+    w.em_lost(1, start);
+    assert!(end_grace(&mut w, start + GRACE / 2).is_empty());
     assert!((0..4).all(|function| w.carrier(function)));
     let orders = w.em_up(1).unwrap();
     let again = added(&orders);
@@ -296,7 +328,7 @@ fn a_lost_em_that_returns_in_time_finds_its_wires_and_nobody_is_told() {
             .iter()
             .all(|(em, _, id)| *em == 1 && before.contains(id))
     );
-    assert!(w.end_grace(start + GRACE * 2).is_empty());
+    assert!(end_grace(&mut w, start + GRACE * 2).is_empty());
     assert_eq!(w.ends().len(), before.len());
     assert!((0..4).all(|function| w.carrier(function)));
 }
@@ -311,8 +343,11 @@ fn a_lost_em_that_does_not_return_in_time_takes_its_wires_along() {
     let start = Instant::now();
     w.em_lost(1, start);
     w.wait_for(1, start + GRACE / 2);
-    assert!(w.end_grace(start + GRACE).is_empty(), "one is on its way");
-    assert_eq!(w.end_grace(start + GRACE / 2 + GRACE).len(), 2);
+    assert!(
+        end_grace(&mut w, start + GRACE).is_empty(),
+        "one is on its way"
+    );
+    assert_eq!(end_grace(&mut w, start + GRACE / 2 + GRACE).len(), 2);
     assert!(w.carrier(0) && !w.carrier(1) && w.ends().len() == 2);
     assert_eq!(w.em_up(1).unwrap().len(), 4);
 }
@@ -339,7 +374,7 @@ fn ems_that_return_keep_their_wires() {
         assert!(w.em_returned(em).unwrap().is_empty());
         assert!(w.carrier(em as u32), "also before the other returns");
     }
-    assert!(w.end_grace(start + GRACE).is_empty());
+    assert!(end_grace(&mut w, start + GRACE).is_empty());
     assert!(w.carrier(0) && w.carrier(1) && w.ends().len() == 2);
     // One that is lost later finds the same wire.
     w.em_lost(1, start);
@@ -378,6 +413,6 @@ fn a_wire_whose_other_em_never_returns_goes() {
     let (em, link, fds) = links.remove(0);
     w.adopt(em, link, fds).unwrap();
     w.em_returned(0).unwrap();
-    assert_eq!(w.end_grace(start + GRACE).len(), 1);
+    assert_eq!(end_grace(&mut w, start + GRACE).len(), 1);
     assert!(!w.carrier(0) && w.ends().is_empty());
 }

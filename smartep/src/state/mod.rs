@@ -136,6 +136,15 @@ impl State {
         Ok(Self { memory })
     }
 
+    /// Version of the layout of another program's memory, `None` if it is none.
+    pub fn version_of(fd: BorrowedFd<'_>) -> Option<u32> {
+        let mut head = [0; 12];
+        let read = rustix::io::pread(fd, &mut head[..], 0).ok()?;
+        let (magic, version) = head.split_first_chunk()?;
+        let is_state = read == head.len() && u64::from_le_bytes(*magic) == MAGIC;
+        is_state.then(|| u32::from_le_bytes(version.try_into().unwrap_or_default()))
+    }
+
     /// Something could not be kept: nobody is to rely on this until [`Self::clear`].
     pub fn set_broken(&self) {
         self.memory.layout().broken.store(1, Ordering::Release);

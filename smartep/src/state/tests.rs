@@ -107,3 +107,19 @@ fn another_version_or_an_incomplete_state_is_refused() {
     let other = rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     assert!(matches!(State::open(&other), Err(StateError::Size(0))));
 }
+
+#[test]
+fn the_version_of_any_layout_is_known() {
+    let (_state, fd) = State::create().unwrap();
+    assert_eq!(State::version_of(fd.as_fd()), Some(VERSION));
+    let mut head = MAGIC.to_le_bytes().to_vec();
+    head.extend(77u32.to_le_bytes());
+    let other = |bytes: &[u8]| {
+        let fd = rustix::fs::memfd_create("other", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::io::write(&fd, bytes).unwrap();
+        State::version_of(fd.as_fd())
+    };
+    assert_eq!(other(&head), Some(77));
+    assert_eq!(other(&head[..11]), None);
+    assert_eq!(other(&[0; 64]), None);
+}

@@ -96,6 +96,8 @@ impl Mlx5 {
         entry[16..32].copy_from_slice(&input[..16]);
         entry[48..56].copy_from_slice(&out_mailbox.to_be_bytes());
         entry[56..60].copy_from_slice(&(out_len as u32).to_be_bytes());
+        self.token = self.token.wrapping_add(1).max(1);
+        entry[60] = self.token;
         entry[63] = 1;
         let at = self.commands;
         self.memory.write(at, &entry)?;
@@ -107,6 +109,14 @@ impl Mlx5 {
             (status & 1 == 0).then_some(status)
         })?;
         let time = begin.elapsed();
+        if let Some((queue, count)) = self.command_events {
+            let owner = queue + count * 64 + 60;
+            wait_for("a command's event", SOON, || {
+                let last = memory.load_u32(owner).ok()?.to_le_bytes();
+                (last[3] & 1 == 0).then_some(())
+            })?;
+            self.command_events = Some((queue, count + 1));
+        }
         if status != 0 {
             return Err(Error::Device(format!("delivery status {:#x}", status >> 1)));
         }
@@ -116,6 +126,36 @@ impl Mlx5 {
             output.extend(self.memory.bytes(from, chunk.len())?);
         }
         Ok((output, time))
+    }
+
+    /// Makes a queue for the events of commands. From here on a command is over when its event came, as for any
+    /// driver that does not poll; at most 2¹¹ of them.
+    ///
+    /// # Errors
+    /// The memory is used up, or the command failed.
+    pub fn expect_command_events(&mut self) -> Result<()> {
+        const LOG_SIZE: u8 = 11;
+        const COMMANDS: u64 = 1 << 0x0a;
+        let at = self.memory.allocate(64 << LOG_SIZE, 4096)?;
+        for entry in 0..1u64 << LOG_SIZE {
+            self.memory.write(at + entry * 64 + 63, &[1])?;
+        }
+        self.create_eq(at, LOG_SIZE, 0, COMMANDS)?;
+        self.command_events = Some((at, 0));
+        Ok(())
+    }
+
+    /// How many events of commands came that were not expected.
+    ///
+    /// # Errors
+    /// The memory cannot be read.
+    pub fn unexpected_command_events(&self) -> Result<u64> {
+        let (at, mut count) = self.command_events.unwrap_or_default();
+        let first = count;
+        while self.memory.bytes(at + count * 64 + 63, 1)? == [0] {
+            count += 1;
+        }
+        Ok(count - first)
     }
 
     /// Writes data into mailboxes one after the other; answers the first's address.

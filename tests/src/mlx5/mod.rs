@@ -37,6 +37,10 @@ pub struct Mlx5 {
     commands: u64,
     input: u64,
     output: u64,
+    /// Of the last command.
+    token: u8,
+    /// Where the queue for command events is, and how many came: see [`Self::expect_command_events`].
+    command_events: Option<(u64, u64)>,
     /// Doorbell page.
     pub uar: u32,
     /// Event queue of completions.
@@ -79,6 +83,8 @@ impl Mlx5 {
             commands: memory.allocate(4096, 4096)?,
             input: memory.allocate(MAILBOXES, 4096)?,
             output: memory.allocate(64 << 10, 4096)?,
+            token: 0,
+            command_events: None,
             vmm,
             memory,
             pci,

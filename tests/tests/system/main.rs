@@ -15,3 +15,4 @@ mod recovery;
 mod stats;
 mod traffic;
 mod traffic_ports;
+mod upgrade;

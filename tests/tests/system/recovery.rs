@@ -1,29 +1,28 @@
 //! EMs that are killed while guests use them: what a guest sees of it is nothing.
 
 use crate::fixture::{Pair, exchange, flow, receive_until, works};
-use distdpu_tests::dpu::{Dpu, Net, Rdma};
-use distdpu_tests::mlx5::{Mlx5, opcode};
+use distdpu_tests::dpu::{Dpu, Net};
 use distdpu_tests::packet::Random;
 use distdpu_tests::pci;
 use distdpu_tests::recovery::{Tally, successor, while_talking};
-use distdpu_tests::time::QUIET;
+use distdpu_tests::time::{QUIET, SOON, wait_for};
 use distdpu_tests::virtio_net::{Guest, Setup, VirtioNet};
 use rustix::process::{Pid, Signal, kill_process};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-fn kill(pid: u32, signal: Signal) {
+pub(crate) fn kill(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
 }
 
 /// How often EMs are killed; `DISTDPU_KILLS` says otherwise.
-fn kills() -> usize {
+pub(crate) fn kills() -> usize {
     let wanted = std::env::var("DISTDPU_KILLS").ok();
     wanted.and_then(|text| text.parse().ok()).unwrap_or(200)
 }
 
 /// Kills an EM and waits for the next.
-fn replace(dpu: &Dpu, em: usize) -> u32 {
+pub(crate) fn replace(dpu: &Dpu, em: usize) -> u32 {
     let old = dpu.em_pid(em).unwrap();
     // One that lives shorter than 100 ms is not replaced at once, and links go meanwhile.
     std::thread::sleep(Duration::from_millis(120));
@@ -32,7 +31,7 @@ fn replace(dpu: &Dpu, em: usize) -> u32 {
 }
 
 /// Open descriptors and resident KiB of a process.
-fn footprint(pid: u32) -> (usize, u64) {
+pub(crate) fn footprint(pid: u32) -> (usize, u64) {
     let fds = std::fs::read_dir(format!("/proc/{pid}/fd"))
         .unwrap()
         .count();
@@ -204,33 +203,6 @@ fn a_client_that_has_said_nothing_yet_survives() {
 }
 
 #[test]
-fn an_rdma_function_comes_back_disabled_on_the_same_connection() {
-    for mapped_doorbells in [false, true] {
-        rdma_function_comes_back(mapped_doorbells);
-    }
-}
-
-fn rdma_function_comes_back(mapped_doorbells: bool) {
-    let plan = Rdma {
-        mapped_doorbells,
-        ..Rdma::new(2)
-    };
-    let dpu = Dpu::start_rdma(plan).unwrap();
-    let mut driver = Mlx5::open(&dpu.rdma_socket(0), Guest::default()).unwrap();
-    let interface = |driver: &mut Mlx5| driver.read32(0x14).unwrap() >> 8 & 7;
-    driver.start().unwrap();
-    driver.allocate(opcode::ALLOC_PD).unwrap();
-    assert_eq!(interface(&mut driver), 0);
-    for _ in 0..3 {
-        replace(&dpu, 0);
-        assert_eq!(interface(&mut driver), 1, "disabled");
-        driver.start().unwrap();
-        driver.allocate(opcode::ALLOC_PD).unwrap();
-        assert_eq!(interface(&mut driver), 0);
-    }
-}
-
-#[test]
 fn an_om_that_is_killed_is_replaced_and_adopts_the_ems_that_run() {
     let mut pair = Pair::started(Setup::default());
     let Pair { a, b, dpu } = &mut pair;
@@ -279,4 +251,69 @@ fn an_em_that_dies_without_an_om_is_started_by_the_next() {
     pair.b.send(&marker).unwrap();
     receive_until(&mut pair.a, &marker);
     works(&mut pair.a, &mut pair.b);
+}
+
+#[test]
+fn om_and_ems_that_die_at_once_come_back_under_a_service_manager() {
+    let dpu = Dpu::start_under_manager(&[Net::default(), Net::default()]).unwrap();
+    let a = VirtioNet::open(&dpu.socket(0), Guest::default()).unwrap();
+    let b = VirtioNet::open(&dpu.socket(1), Guest::default()).unwrap();
+    let mut pair = Pair { a, b, dpu };
+    pair.start(Setup::default(), Setup::default());
+    let Pair { a, b, dpu } = &mut pair;
+    while_talking([a, b], |tallies| {
+        for _ in 0..5 {
+            tallies[0].hears()?;
+            tallies[1].hears()?;
+            let old = dpu.kill_all()?;
+            dpu.start_another_om()?;
+            for (em, old) in old.into_iter().enumerate() {
+                successor(dpu, em, old)?;
+            }
+        }
+        tallies[0].hears()?;
+        tallies[1].hears()
+    })
+    .unwrap();
+    assert!(pair.a.link_up().unwrap() && pair.b.link_up().unwrap());
+    let stored = pair.dpu.manager().unwrap().names();
+    let of = |name: &str| stored.iter().filter(|stored| *stored == name).count();
+    assert_eq!(of("net0/shadow"), 1, "{stored:?}");
+    assert!(
+        of("net0/100000000") == 1 && of("net0/200000000") == 1,
+        "{stored:?}"
+    );
+}
+
+#[test]
+fn without_a_service_manager_the_guests_of_om_and_ems_that_die_at_once_lose_their_devices_only() {
+    let mut pair = Pair::started(Setup::default());
+    pair.works();
+    pair.dpu.kill_all().unwrap();
+    pair.dpu.start_another_om().unwrap();
+    assert!(pair.a.status().is_err(), "the connection is gone");
+    // Whoever connects next finds a device as powered on.
+    let a = VirtioNet::open(&pair.dpu.socket(0), Guest::default()).unwrap();
+    let b = VirtioNet::open(&pair.dpu.socket(1), Guest::default()).unwrap();
+    (pair.a, pair.b) = (a, b);
+    pair.start(Setup::default(), Setup::default());
+    pair.works();
+}
+
+#[test]
+fn an_om_that_is_told_to_end_leaves_nothing_with_the_service_manager() {
+    let mut dpu = Dpu::start_under_manager(&[Net::default()]).unwrap();
+    let guest = VirtioNet::open(&dpu.socket(0), Guest::default()).unwrap();
+    wait_for("the connection to be stored", SOON, || {
+        let names = dpu.manager()?.names();
+        names.contains(&"net0/100000000".to_owned()).then_some(())
+    })
+    .unwrap();
+    kill(dpu.om_pid(), Signal::TERM);
+    wait_for("the OM to end", SOON, || (!dpu.is_running()).then_some(())).unwrap();
+    wait_for("the store to be empty", SOON, || {
+        dpu.manager()?.names().is_empty().then_some(())
+    })
+    .unwrap();
+    drop(guest);
 }

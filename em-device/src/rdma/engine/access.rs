@@ -153,6 +153,9 @@ impl<F: Front> Qp<F> {
             .get_atomic_ref::<AtomicU64>(0)
             .map_err(|_| Verdict::Operation)?;
         sh.counters.served_atomics += 1;
+        if let Some(place) = &self.place {
+            place.atomic(self.responder.expected);
+        }
         Ok(Verdict::Atomic(operation(memory)))
     }
 }

@@ -43,6 +43,12 @@ impl<F: Front> Qp<F> {
         }
         let known = self.attributes.path.map(|path| path.peer) == Some(from.0);
         let r = &self.requester;
+        let ahead = r.resumed && psn::since(at, r.sent) >= 0;
+        if known && self.attributes.dest_qp == from.1 && ahead {
+            // Whatever it says of that: what has been sent again was done before.
+            self.acknowledge(r.sent, sh, cx);
+            return;
+        }
         // About something that was sent, and not before what is known already.
         let current = psn::since(at, r.unacknowledged) >= 0 && psn::since(r.sent, at) > 0;
         if !known || self.attributes.dest_qp != from.1 || !current {

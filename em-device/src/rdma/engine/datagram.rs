@@ -193,9 +193,11 @@ impl<F: Front> Qp<F> {
         });
         sh.counters.received += 1;
         sh.counters.received_bytes += u64::from(len);
+        self.completing_receive(self.responder.expected, sh);
         if !sh.complete(self.receive_cq, &completion, cx) {
             self.fatal(sh, cx);
         }
+        self.keep_received();
         Ok(())
     }
 }

@@ -5,9 +5,11 @@
 //! are the front end's types) and nothing of how packets travel ([`super::packet::Fabric`]).
 
 mod access;
+mod admit;
 mod answers;
 mod counters;
 mod datagram;
+mod keep;
 mod memory;
 mod modify;
 mod payload;
@@ -23,6 +25,8 @@ mod timers;
 mod tests;
 
 pub use counters::Counters;
+pub use keep::region_from_bytes;
+pub use tables::{REGION_CLASS, REGION_PART};
 
 use super::packet::Fabric;
 use super::verbs::{CqNum, Front, Pd, Peer, QpNum, QpState, ReceiveFrom, Regions, Service, SrqNum};
@@ -132,6 +136,11 @@ pub struct CqsMut<'e, F: Front>(&'e mut Slab<Cq<F::Completion>>);
 
 impl<F: Front> CqsMut<'_, F> {
     /// A completion queue.
+    pub fn get(&self, num: CqNum) -> Option<&F::Completion> {
+        self.0.get(num.0).map(|cq| &cq.queue)
+    }
+
+    /// A completion queue.
     pub fn get_mut(&mut self, num: CqNum) -> Option<&mut F::Completion> {
         self.0.get_mut(num.0).map(|cq| &mut cq.queue)
     }
@@ -205,7 +214,9 @@ impl<F: Front> Engine<F> {
     /// Adds a shared receive queue without a limit, see [`Self::set_srq_limit`]; numbers are below
     /// 2¹⁷. Its receives name regions of `pd`.
     pub fn add_srq(&mut self, num: SrqNum, pd: Pd, queue: F::Receive) -> Result<(), Refused> {
-        let added = self.shared.srqs.insert(num.0, Srq::new(queue, pd));
+        let mut srq = Srq::new(queue, pd);
+        srq.place = self.shared.kept.as_ref().and_then(|kept| kept.srq(num.0));
+        let added = self.shared.srqs.insert(num.0, srq);
         added.map_err(|_| Refused::Number)
     }
 
@@ -214,6 +225,7 @@ impl<F: Front> Engine<F> {
     pub fn set_srq_limit(&mut self, num: SrqNum, limit: u32) -> Result<(), Refused> {
         let srq = self.shared.srqs.get_mut(num.0).ok_or(Refused::Unknown)?;
         srq.limit = limit;
+        srq.keep();
         Ok(())
     }
 
@@ -247,7 +259,12 @@ impl<F: Front> Engine<F> {
         if !cqs.iter().all(known) || srq.is_some_and(|srq| self.shared.srqs.get(srq.0).is_none()) {
             return Err(Refused::Unknown);
         }
-        let added = self.qps.insert(num.0, Box::new(Qp::new(setup)));
+        let mut qp = Box::new(Qp::new(setup));
+        qp.place = self.shared.kept.as_ref().and_then(|kept| kept.qp(num.0));
+        if let Some(place) = &qp.place {
+            place.forget();
+        }
+        let added = self.qps.insert(num.0, qp);
         added.map_err(|_| Refused::Number)?;
         self.count_uses(cqs, srq, |users| users + 1);
         Ok(())
@@ -288,6 +305,9 @@ impl<F: Front> Engine<F> {
     /// Removes a queue pair, whatever its state.
     pub fn remove_qp(&mut self, num: QpNum) -> Result<(), Refused> {
         let qp = self.qps.remove(num.0).ok_or(Refused::Unknown)?;
+        if let Some(place) = &qp.place {
+            place.forget();
+        }
         let qps = &self.qps;
         for timer in [&qp.answer_timer, &qp.pause_timer] {
             self.timers.forget(timer, |num, kind| {
@@ -324,6 +344,8 @@ impl<F: Front> Engine<F> {
 
     /// Forgets everything; nothing of the guest's memory is touched after this.
     pub fn clear(&mut self) {
+        let kept = self.shared.kept.take();
         *self = Self::new(self.shared.own);
+        self.shared.kept = kept;
     }
 }

@@ -2,7 +2,7 @@
 
 use super::qp::{Attributes, Qp};
 use super::{Context, Engine, Refused};
-use crate::rdma::verbs::{Front, QpChange, QpNum, QpState, Service};
+use crate::rdma::verbs::{Front, QpChange, QpNum, QpState, SendQueue, Service};
 
 /// An attribute of [`QpChange`], as a bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -215,6 +215,12 @@ impl<F: Front> Engine<F> {
             QpState::Error => qp.enter_error(&mut self.shared, cx),
             QpState::Sqd if from == QpState::Rts => drain(qp, &mut self.shared),
             _ => qp.state = to,
+        }
+        if qp.requester.flight.is_empty() {
+            qp.sends_done = crate::rdma::kept::Finished {
+                position: qp.send.as_ref().map_or(0, SendQueue::position),
+                psn: qp.requester.next_psn,
+            };
         }
         if matches!(qp.state, QpState::Rts | QpState::Error) {
             // What was posted before has not been looked at.

@@ -6,6 +6,7 @@ use super::run::LISTS;
 use super::tables::Shared;
 use super::timers::Timer;
 use super::{Context, Notice, QpSetup};
+use crate::rdma::kept::{Finished, QpPlace};
 use crate::rdma::verbs::{
     Completion, CqNum, Done, Front, Next, Path, Pd, QpNum, QpState, ReceiveFrom, ReceiveQueue,
     ReceiveRequest, Rights, SendQueue, Service, SrqNum, Status,
@@ -87,6 +88,10 @@ pub(super) struct Qp<F: Front> {
     pub(super) answer_timer: Timer,
     /// For [`super::timers::Kind::Pause`].
     pub(super) pause_timer: Timer,
+    /// What of the send queue is done with.
+    pub(super) sends_done: Finished,
+    /// Where it is known to who takes the place of this process.
+    pub(super) place: Option<QpPlace>,
 }
 
 /// A receive that was taken from its queue.
@@ -121,6 +126,8 @@ impl<F: Front> Qp<F> {
             responder: Responder::default(),
             answer_timer: Timer::default(),
             pause_timer: Timer::default(),
+            sends_done: Finished::default(),
+            place: None,
         }
     }
 
@@ -147,22 +154,25 @@ impl<F: Front> Qp<F> {
         }
     }
 
-    /// Completes a send with an error.
+    /// Completes a send with an error; `then` is done afterwards.
     pub(super) fn complete_send(
-        &self,
-        cookie: u32,
+        &mut self,
+        (cookie, then): (u32, Finished),
         done: Done,
         status: Status,
         sh: &mut Shared<F>,
         cx: &Context<'_>,
-    ) -> bool {
+    ) {
         let completion = self.completion(cookie, done, status);
-        sh.complete(self.send_cq, &completion, cx)
+        self.completing_send(then, sh);
+        // Nothing is left to do when this queue is in error too.
+        let _ = sh.complete(self.send_cq, &completion, cx);
+        self.completed_send(then);
     }
 
     /// Completes a receive with an error.
     pub(super) fn complete_receive(
-        &self,
+        &mut self,
         taken: &Taken,
         status: Status,
         sh: &mut Shared<F>,
@@ -170,8 +180,10 @@ impl<F: Front> Qp<F> {
     ) {
         let mut completion = self.completion(taken.request.cookie, Done::Receive, status);
         completion.srq = taken.srq;
+        self.completing_receive(self.responder.expected, sh);
         // Nothing is left to do when this queue is in error too.
         let _ = sh.complete(self.receive_cq, &completion, cx);
+        self.keep_received();
     }
 
     /// The queue pair's work queue or completion queue is broken.
@@ -186,6 +198,7 @@ impl<F: Front> Qp<F> {
             return;
         }
         self.state = QpState::Error;
+        self.keep_state();
         self.draining = false;
         self.flush_in_flight(sh, cx);
         for taken in self.responder.stop() {
@@ -202,6 +215,7 @@ impl<F: Front> Qp<F> {
     /// To [`QpState::Sqe`]: receives go on.
     pub(super) fn enter_send_error(&mut self, sh: &mut Shared<F>, cx: &Context<'_>) {
         self.state = QpState::Sqe;
+        self.keep_state();
         self.draining = false;
         self.flush_in_flight(sh, cx);
         self.rung = true;
@@ -209,8 +223,8 @@ impl<F: Front> Qp<F> {
 
     fn flush_in_flight(&mut self, sh: &mut Shared<F>, cx: &Context<'_>) {
         while let Some(flight) = self.requester.flight.pop_front() {
-            let done = flight.done();
-            self.complete_send(flight.request.cookie, done, Status::Flushed, sh, cx);
+            let of = (flight.request.cookie, flight.finished());
+            self.complete_send(of, flight.done(), Status::Flushed, sh, cx);
         }
         self.requester.stop();
         self.answer_timer.due = None;
@@ -238,7 +252,11 @@ impl<F: Front> Qp<F> {
                     Next::Empty | Next::Unreadable => break,
                 };
                 did = true;
-                self.complete_send(cookie, done, Status::Flushed, sh, cx);
+                let then = Finished {
+                    position: self.send.as_ref().map_or(0, SendQueue::position),
+                    psn: self.requester.next_psn,
+                };
+                self.complete_send((cookie, then), done, Status::Flushed, sh, cx);
                 self.rung = n == FLUSH - 1;
                 if sh.spent > LISTS {
                     self.rung = true;
@@ -293,5 +311,6 @@ impl<F: Front> Qp<F> {
         if let Some(queue) = &mut self.receive {
             queue.reset();
         }
+        self.sends_done = Finished::default();
     }
 }

@@ -6,12 +6,14 @@ use super::qp::Qp;
 use super::tables::Shared;
 use super::{Context, Notice};
 use crate::rdma::engine::run::LISTS;
+use crate::rdma::kept::Finished;
 use crate::rdma::packet::{Body, MAX_INLINE, NotSent, Payload, Request};
 use crate::rdma::verbs::{
-    Data, Done, Front, MAX_SGE, Next, Operation, QpState, RegionChange, SendQueue, Service, Status,
+    Data, Done, Front, Next, Operation, QpState, RegionChange, SendQueue, Service, Status,
     WorkRequest,
 };
 use smallvec::SmallVec;
+use smartep::fault;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -52,12 +54,23 @@ pub(super) struct Flight {
     /// Bytes.
     pub(super) len: u32,
     pub(super) fate: Fate,
+    /// Position in the send queue behind it.
+    pub(super) position: u16,
 }
 
 impl Flight {
     /// The PSN after its last.
     pub(super) fn end(&self) -> u32 {
         psn::add(self.psn, self.psns)
+    }
+
+    /// What is done when it is.
+    #[inline]
+    pub(super) fn finished(&self) -> Finished {
+        Finished {
+            position: self.position,
+            psn: self.end(),
+        }
     }
 
     pub(super) fn done(&self) -> Done {
@@ -118,6 +131,8 @@ pub(super) struct Requester {
     pub(super) unknown: Option<(Instant, Duration)>,
     /// Since when an unreliable service has had no answer.
     pub(super) silent: Option<Instant>,
+    /// A former process sent more than this one, so that answers may be ahead.
+    pub(super) resumed: bool,
 }
 
 impl Requester {
@@ -225,7 +240,8 @@ impl<F: Front> Qp<F> {
             Some(queue) => queue.next(cx.memory, &sh.regions),
             None => Next::Empty,
         };
-        let flight = match next {
+        let position = self.send.as_ref().map_or(0, SendQueue::position);
+        let mut flight = match next {
             Next::Entry(request) => {
                 sh.charge(&request);
                 self.admit(request)
@@ -244,6 +260,7 @@ impl<F: Front> Qp<F> {
                 psns: 0,
                 len: 0,
                 fate: Fate::Failed(Status::LocalQpOperation),
+                position,
             },
             Next::Empty => {
                 self.rung = false;
@@ -254,61 +271,10 @@ impl<F: Front> Qp<F> {
                 return false;
             }
         };
+        flight.position = position;
         self.requester.next_psn = flight.end();
         self.requester.flight.push_back(flight);
         true
-    }
-
-    /// Checks what needs no look at memory.
-    #[inline]
-    fn admit(&self, request: WorkRequest) -> Flight {
-        let (len, known_bytes) = match &request.data {
-            Data::Gather(sges) => {
-                let len = sges.iter().map(|sge| u64::from(sge.len)).sum::<u64>();
-                (len, sges.len() <= MAX_SGE)
-            }
-            Data::Inline(bytes) => (bytes.len() as u64, bytes.len() <= MAX_INLINE),
-        };
-        let gathers = matches!(request.data, Data::Gather(_));
-        let reliable = self.service == Service::Rc;
-        let datagram = self.service == Service::Ud;
-        let mut psns = psn::count(len.min(MAX_MESSAGE) as u32, self.attributes.mtu_shift);
-        let possible = match &request.operation {
-            Operation::Send { invalidate, .. } => {
-                datagram == request.datagram.is_some() && (invalidate.is_none() || reliable)
-            }
-            Operation::Write { .. } => !datagram,
-            Operation::Read { .. } => reliable && gathers && self.attributes.max_reads != 0,
-            Operation::CompareSwap { addr, .. } | Operation::FetchAdd { addr, .. } => {
-                reliable && gathers && self.attributes.max_reads != 0 && addr % 8 == 0
-            }
-            Operation::Register(_) | Operation::Nop => {
-                psns = 0;
-                true
-            }
-        };
-        let most = match &request.operation {
-            Operation::CompareSwap { .. } | Operation::FetchAdd { .. } => 8,
-            _ if datagram => 1 << self.attributes.mtu_shift,
-            _ => MAX_MESSAGE,
-        };
-        let fate = if !possible || !known_bytes {
-            Fate::Failed(Status::LocalQpOperation)
-        } else if psns != 0 && len > most {
-            Fate::Failed(Status::LocalLength)
-        } else {
-            Fate::Pending
-        };
-        if fate != Fate::Pending {
-            psns = 0;
-        }
-        Flight {
-            request,
-            psn: self.requester.next_psn,
-            psns,
-            len: len.min(MAX_MESSAGE) as u32,
-            fate,
-        }
     }
 
     /// Does the next thing for the request at the cursor.
@@ -370,7 +336,11 @@ impl<F: Front> Qp<F> {
             return Step::Wait;
         }
         let own = region.is_some_and(|region| self.registers_all || region.pd == self.pd);
+        let index = change.key.0 >> 8;
         flight.fate = register(sh, change, own);
+        if flight.fate == Fate::Done {
+            sh.keep_region(index);
+        }
         // Many that wait for one before them to complete would hold as many lists.
         change.translation = None;
         if flight.fate == Fate::Done {
@@ -512,16 +482,19 @@ impl<F: Front> Qp<F> {
             count(flight, sh);
             log::trace!("QP {:#x} done: {:?}", self.num.0, flight.request.operation);
             let (cookie, len, done) = (flight.request.cookie, flight.len, flight.done());
-            let signaled = flight.request.signaled;
+            let (signaled, then) = (flight.request.signaled, flight.finished());
             r.flight.pop_front();
             if signaled {
                 let mut completion = self.completion(cookie, done, Status::Success);
                 completion.len = len;
+                self.completing_send(then, sh);
                 if !sh.complete(self.send_cq, &completion, cx) {
                     self.fatal(sh, cx);
                     return;
                 }
+                fault::point("completed");
             }
+            self.completed_send(then);
         }
         if !self.requester.waits() {
             self.answer_timer.due = None;
@@ -541,7 +514,13 @@ impl<F: Front> Qp<F> {
                 flight.request
             );
             sh.counters.failed += 1;
-            self.complete_send(flight.request.cookie, flight.done(), status, sh, cx);
+            // First, so that nothing behind it is sent if this process dies here.
+            self.keep_state_as(match self.service {
+                Service::Rc => QpState::Error,
+                Service::Uc | Service::Ud => QpState::Sqe,
+            });
+            let of = (flight.request.cookie, flight.finished());
+            self.complete_send(of, flight.done(), status, sh, cx);
         }
         match self.service {
             Service::Rc => self.enter_error(sh, cx),

@@ -10,10 +10,11 @@ use crate::rdma::packet::{
     Action, MAX_INLINE, MAX_PAYLOAD, MAX_SEGMENTS, Payload, Request, Tail, Verdict,
 };
 use crate::rdma::verbs::{
-    Done, Front, MemKey, Next, Peer, QpNum, QpState, ReceiveFrom, ReceiveQueue, Rights, Service,
-    Status,
+    Done, Front, MemKey, Next, Peer, QpNum, QpState, ReceiveFrom, ReceiveQueue, ReceiveRequest,
+    Rights, Service, SrqNum, Status,
 };
 use dot_iommu::Access;
+use smartep::fault;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
@@ -60,7 +61,13 @@ pub(super) struct Responder {
     /// Answers that were not sent, in order.
     pub(super) answers: VecDeque<(u32, Verdict)>,
     /// Old values of the last atomics, by PSN.
-    atomics: VecDeque<(u32, u64)>,
+    pub(super) atomics: VecDeque<(u32, u64)>,
+    /// PSN behind the packet that is being done.
+    pub(super) ending: u32,
+    /// Receives that were completed; 16 bits count.
+    pub(super) completed: u16,
+    /// A former process may have done a part of the next packet.
+    pub(super) resumed: bool,
 }
 
 impl Responder {
@@ -163,15 +170,23 @@ impl<F: Front> Qp<F> {
         }
         self.responder.told = false;
         self.establish(sh);
-        match self.perform(from.0, request, len, sh, cx) {
+        self.responder.ending = end;
+        let performed = self.perform(from.0, request, len, sh, cx);
+        match performed {
             Ok(verdict) => {
+                self.responder.resumed = false;
+                fault::point("performed");
                 self.responder.expected = end;
                 if let Verdict::Atomic(value) = verdict {
+                    if let Some(place) = &self.place {
+                        place.atomic_done(at, value);
+                    }
                     if self.responder.atomics.len() >= ATOMICS {
                         self.responder.atomics.pop_front();
                     }
                     self.responder.atomics.push_back((at, value));
                 }
+                self.keep_received();
                 self.responder.push(psn::before(end), verdict);
             }
             Err(failure) => self.refuse(at, failure, sh, cx),
@@ -219,6 +234,7 @@ impl<F: Front> Qp<F> {
             self.drop_message();
         }
         self.responder.expected = end;
+        self.responder.ending = end;
         if request.acknowledge {
             self.responder.push(psn::before(end), Verdict::Done);
         }
@@ -228,7 +244,9 @@ impl<F: Front> Qp<F> {
             sh.counters.dropped += 1;
             return;
         }
-        match self.perform(peer, request, len, sh, cx) {
+        let performed = self.perform(peer, request, len, sh, cx);
+        self.keep_received();
+        match performed {
             Ok(_) => {}
             Err(Failure::Fatal(_, Some((taken, status)))) => {
                 self.complete_receive(&taken, status, sh, cx);
@@ -260,6 +278,7 @@ impl<F: Front> Qp<F> {
             Failure::Again(verdict) => {
                 self.responder.told = true;
                 self.responder.push(at, verdict);
+                self.keep_received();
             }
             Failure::Fatal(verdict, taken) => {
                 self.responder.push(at, verdict);
@@ -369,7 +388,13 @@ impl<F: Front> Qp<F> {
             _ => return Err(Verdict::InvalidRequest.into()),
         };
         match next {
-            Next::Entry(request) => Ok(Taken { request, srq }),
+            Next::Entry(request) => {
+                let taken = Taken { request, srq };
+                Ok(match srq {
+                    Some(num) => self.hold_shared(taken, num, sh),
+                    None => taken,
+                })
+            }
             Next::Empty => Err(Failure::Again(Verdict::ReceiverNotReady(
                 self.attributes.min_rnr_timer,
             ))),
@@ -386,6 +411,26 @@ impl<F: Front> Qp<F> {
                 Err(Verdict::Operation.into())
             }
         }
+    }
+
+    /// A receive of a shared queue is this queue pair's before it is gone from the queue.
+    fn hold_shared(&mut self, taken: Taken, num: SrqNum, sh: &mut Shared<F>) -> Taken {
+        if self.place.is_none() {
+            return taken;
+        }
+        self.responder.held = Some(taken);
+        self.keep_received();
+        if let Some(srq) = sh.srqs.get(num.0) {
+            srq.keep();
+        }
+        let none = ReceiveRequest {
+            cookie: 0,
+            sges: Default::default(),
+        };
+        self.responder.held.take().unwrap_or(Taken {
+            request: none,
+            srq: Some(num),
+        })
     }
 
     fn sent(
@@ -444,10 +489,12 @@ impl<F: Front> Qp<F> {
             Tail::Plain => Done::Receive,
             Tail::Immediate(value) => Done::ReceiveImmediate(value),
             Tail::Invalidate(key) => {
-                if sh.regions.invalidate(key, self.pd).is_err() {
+                let done = self.responder.resumed && sh.regions.is_invalidated(key, self.pd);
+                if !done && sh.regions.invalidate(key, self.pd).is_err() {
                     let failed = Some((taken, Status::LocalAccess));
                     return Err(Failure::Fatal(Verdict::Access, failed));
                 }
+                sh.keep_region(key.0 >> 8);
                 Done::ReceiveInvalidate(key)
             }
         };
@@ -478,7 +525,9 @@ impl<F: Front> Qp<F> {
         completion.srq = taken.srq;
         completion.len = len;
         completion.solicited = solicited;
+        self.completing_receive(self.responder.ending, sh);
         if sh.complete(self.receive_cq, &completion, cx) {
+            fault::point("received");
             Ok(Verdict::Done)
         } else {
             sh.notices.push(Notice::QpFatal(self.num));

@@ -1,12 +1,19 @@
 //! What queue pairs share: regions, completion queues, shared receive queues, news.
 
 use super::{Context, Counters, Notice};
+use crate::rdma::kept::{Kept, Key, QueuePlace};
 use crate::rdma::packet::{Action, Body, Packet, Payload, Request, Tail};
 use crate::rdma::verbs::{
     Completion, CompletionQueue, CqNum, Front, Next, Operation, Pd, Peer, Pushed, QpNum,
     ReceiveQueue, ReceiveRequest, Regions, SrqNum, Translation, WorkRequest,
 };
 use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Names of records of regions: the class of memory keys, and the part that a work request made.
+pub const REGION_CLASS: u8 = 2;
+/// See [`REGION_CLASS`].
+pub const REGION_PART: u64 = 1;
 
 /// Objects by number.
 #[derive(Debug)]
@@ -91,6 +98,8 @@ pub(super) struct Srq<R> {
     /// Below how many receives there is an event; 0 is none.
     pub(super) limit: u32,
     failed: bool,
+    /// Where position and limit outlive the process.
+    pub(super) place: Option<QueuePlace>,
 }
 
 impl<R> Srq<R> {
@@ -101,6 +110,21 @@ impl<R> Srq<R> {
             users: 0,
             limit: 0,
             failed: false,
+            place: None,
+        }
+    }
+}
+
+/// Says that a place is in use, beside a position.
+const IN_USE: u64 = 1 << 63;
+
+impl<R: ReceiveQueue> Srq<R> {
+    /// Position and limit outlive the process.
+    #[inline]
+    pub(super) fn keep(&self) {
+        if let Some(place) = &self.place {
+            place.store(1, self.limit.into());
+            place.store(0, IN_USE | u64::from(self.queue.position()));
         }
     }
 }
@@ -139,6 +163,8 @@ pub(super) struct Shared<F: Front> {
     pub(super) packet: Packet,
     /// Answers of unreliable services that found no room.
     pub(super) backlog: VecDeque<(Peer, Packet)>,
+    /// What outlives the process.
+    pub(super) kept: Option<Arc<Kept>>,
 }
 
 impl<F: Front> Shared<F> {
@@ -168,6 +194,7 @@ impl<F: Front> Shared<F> {
                 body: Body::Request(Box::new(request)),
             },
             backlog: VecDeque::new(),
+            kept: None,
         }
     }
 
@@ -220,7 +247,23 @@ impl<F: Front> Shared<F> {
         Some(notice)
     }
 
-    /// Takes a receive from a shared queue.
+    /// A region was changed otherwise than by a command: that outlives the process before anybody is told.
+    pub(super) fn keep_region(&self, index: u32) {
+        let (Some(kept), Some(region)) = (&self.kept, self.regions.get(index)) else {
+            return;
+        };
+        let [head, pages] = super::keep::region_to_bytes(region);
+        let key = Key {
+            class: REGION_CLASS,
+            number: index.into(),
+            part: REGION_PART,
+        };
+        if !kept.store().put(key, &[&head, &pages]) {
+            kept.set_broken();
+        }
+    }
+
+    /// Takes a receive from a shared queue. [`Srq::keep`] follows when somebody holds it.
     #[inline]
     pub(super) fn shared_receive(&mut self, num: SrqNum, cx: &Context<'_>) -> Next<ReceiveRequest> {
         let Some(srq) = self.srqs.get_mut(num.0).filter(|srq| !srq.failed) else {

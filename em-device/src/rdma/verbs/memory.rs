@@ -35,6 +35,16 @@ impl Rights {
     /// SEND with invalidate: for keys that their owner registers anew each time.
     pub const REMOTE_INVALIDATE: Self = Self(16);
 
+    /// As a number, for [`Self::from_bits`].
+    pub fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// From a number; bits that mean nothing are dropped.
+    pub fn from_bits(bits: u8) -> Self {
+        Self(bits & 0x1f)
+    }
+
     /// Whether all of `needed` are there.
     #[inline]
     pub fn allow(self, needed: Self) -> bool {
@@ -220,6 +230,30 @@ impl Regions {
         Ok(index as u32)
     }
 
+    /// Puts a region at the index of its key, whichever that is: what a former process had. [`Self::settle`]
+    /// follows.
+    pub fn put_back(&mut self, region: Region) -> Result<(), Denied> {
+        let index = (region.key.0 >> 8) as usize;
+        if !(Self::FIRST..MAX_REGIONS).contains(&index) {
+            return Err(Denied::Index);
+        }
+        if index >= self.slots.len() {
+            self.slots.resize(index + 1, None);
+        }
+        let slot = self.slots.get_mut(index).ok_or(Denied::Index)?;
+        if slot.replace(region).is_none() {
+            self.count += 1;
+        }
+        Ok(())
+    }
+
+    /// All regions are put back: the indices between them are free.
+    pub fn settle(&mut self) {
+        let slots = self.slots.iter().enumerate().skip(Self::FIRST);
+        let free = slots.filter(|(_, slot)| slot.is_none());
+        self.free = free.map(|(index, _)| index as u32).rev().collect();
+    }
+
     /// Puts a region at the index of its key, which [`Self::allocate`] gave.
     pub fn insert(&mut self, region: Region) -> Result<(), Denied> {
         let index = (region.key.0 >> 8) as usize;
@@ -316,6 +350,12 @@ impl Regions {
         }
         region.valid = change.valid;
         Ok(())
+    }
+
+    /// Whether [`Self::invalidate`] was done to a key already.
+    pub fn is_invalidated(&self, key: MemKey, pd: Pd) -> bool {
+        let region = self.get(key.0 >> 8);
+        region.is_some_and(|region| region.key == key && region.pd == pd && !region.valid)
     }
 
     /// Takes a key out of use until it is registered anew, for a peer (SEND with invalidate).

@@ -23,6 +23,15 @@ pub trait SendQueue: Debug + Send {
     fn next(&mut self, memory: &DotView<'_>, regions: &Regions) -> Next<WorkRequest>;
     /// Back to the beginning, as the driver's own queue is after a reset.
     fn reset(&mut self);
+    /// Where it is, for [`Self::seek`]: grows with every entry, and 16 bits count. The default is a queue that
+    /// nobody takes over.
+    fn position(&self) -> u16 {
+        0
+    }
+    /// Goes on at a position.
+    fn seek(&mut self, position: u16) {
+        let _ = position;
+    }
 }
 
 /// A receive queue in guest memory, of one queue pair or shared.
@@ -37,6 +46,24 @@ pub trait ReceiveQueue: Debug + Send {
     }
     /// Back to the beginning.
     fn reset(&mut self);
+    /// Where it is, for [`Self::seek`]. The low 16 bits grow by one with every entry. The default is a queue that
+    /// nobody takes over.
+    fn position(&self) -> u32 {
+        0
+    }
+    /// Goes on at a position.
+    fn seek(&mut self, position: u32) {
+        let _ = position;
+    }
+    /// The cookie of the next entry, if there is one.
+    fn next_cookie(&self) -> u32 {
+        self.position() & 0xffff
+    }
+    /// An entry that was taken before, by its cookie.
+    fn again(&mut self, cookie: u32, memory: &DotView<'_>) -> Option<ReceiveRequest> {
+        let _ = (cookie, memory);
+        None
+    }
 }
 
 /// What became of a completion.
@@ -54,6 +81,14 @@ pub enum Pushed {
 pub trait CompletionQueue: Debug + Send {
     /// Adds an entry.
     fn push(&mut self, completion: &Completion, memory: &DotView<'_>) -> Pushed;
+    /// Number of the next entry, 24 bits. The default is a queue that nobody takes over.
+    fn index(&self) -> u32 {
+        0
+    }
+    /// Whether entry `index` is in the queue, or was.
+    fn has(&self, index: u32) -> bool {
+        (1..1 << 23).contains(&(self.index().wrapping_sub(index) & 0xff_ffff))
+    }
 }
 
 /// The queues of one driver's format.

@@ -2,6 +2,7 @@
 
 mod doorbells;
 mod errors;
+mod kept;
 mod transfer;
 mod windows;
 mod windows_under_load;
@@ -104,7 +105,11 @@ impl Pair {
     }
 
     pub(crate) fn on(plan: Rdma, service: Service, a: Guest, b: Guest) -> Self {
-        let dpu = Dpu::start_rdma(plan).unwrap();
+        Self::over(Dpu::start_rdma(plan).unwrap(), service, a, b)
+    }
+
+    /// Over a DPU with two functions.
+    pub(crate) fn over(dpu: Dpu, service: Service, a: Guest, b: Guest) -> Self {
         let mut a = Side::new(&dpu, 0, service, a);
         let mut b = Side::new(&dpu, 1, service, b);
         let (lid_a, lid_b) = (a.driver.lid, b.driver.lid);

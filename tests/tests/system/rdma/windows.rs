@@ -328,30 +328,15 @@ fn a_device_s_memory_outlives_its_em() {
 
 #[test]
 fn an_rdma_em_that_is_replaced_gets_the_windows_again() {
-    let Rig { pair, gpu, .. } = Rig::new();
-    let Pair { a, b, dpu } = pair;
-    kill(&dpu, "em1");
-    // Its driver finds a device without objects and begins anew.
-    let b = Side::of(b.driver, Service::Rc);
-    let mut a = a;
-    let lids = (a.driver.lid, b.driver.lid);
-    a.driver.change_qp(opcode::TO_RST_QP, &a.qp).unwrap();
-    a.qp.forget().unwrap();
-    let mut pair = Pair { a, b, dpu };
-    let Pair { a, b, .. } = &mut pair;
-    a.driver
-        .connect(&a.qp, Service::Rc, lids.1, b.qp.number)
-        .unwrap();
-    b.driver
-        .connect(&b.qp, Service::Rc, lids.0, a.qp.number)
-        .unwrap();
-    let key = [register(a, BAR), register(b, BAR)];
-    let mut rig = Rig { pair, gpu, key };
-    let data = pattern(5, 4096);
-    rig.gpu[0].write(0, &data).unwrap();
-    let write = Send::Write(BAR, key[1], None);
-    assert_eq!(rig.request(write, (key[0], BAR, 4096)), 0);
-    assert!(rig.gpu[1].bytes(0, 4096).unwrap() == data);
+    let mut rig = Rig::new();
+    for (em, round) in [("em1", 1), ("em0", 2)] {
+        kill(&rig.pair.dpu, em);
+        let data = pattern(5 * round, 4096);
+        rig.gpu[0].write(0, &data).unwrap();
+        let write = Send::Write(BAR, rig.key[1], None);
+        assert_eq!(rig.request(write, (rig.key[0], BAR, 4096)), 0);
+        assert!(rig.gpu[1].bytes(0, 4096).unwrap() == data);
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::buffer::{BadBuffer, NotMapped, QueueBuffer, Record};
 use super::cqe::{Cqe, SOLICITED, opcode};
+use crate::rdma::kept::QueuePlace;
 use crate::rdma::verbs::{Completion, CompletionQueue, Pushed};
 use dot_iommu::{Access, DotView};
 use std::sync::atomic::Ordering;
@@ -67,8 +68,21 @@ pub struct Cq {
     solicited: Option<u32>,
     /// The arm word that was acted on last.
     arm_word: u32,
+    /// The producer counter at the last event.
+    told_at: u32,
     failed: bool,
+    /// Where it is known to who takes the place of this process.
+    place: Option<QueuePlace>,
 }
+
+/// Words of a place, and in them: whether it is in use; the failed state and the producer counter; what is armed,
+/// the producer counter at the last event, the arm word that was acted on last.
+const PRODUCED: usize = 0;
+const EVENTS: usize = 1;
+const IN_USE: u64 = 1 << 63;
+const FAILED: u64 = 1 << 62;
+const ARMED_SHIFT: u32 = 56;
+const TOLD_SHIFT: u32 = 32;
 
 fn ring(buffer: QueueBuffer, log_size: u8, log_cqe: u8) -> Result<QueueBuffer, BadBuffer> {
     if log_size > MAX_LOG_SIZE {
@@ -102,8 +116,100 @@ impl Cq {
             news: false,
             solicited: None,
             arm_word: 0,
+            told_at: 0,
             failed: false,
+            place: None,
         })
+    }
+
+    /// What becomes of it outlives this process from here on.
+    pub fn keep_in(&mut self, place: QueuePlace) {
+        self.place = Some(place);
+        self.keep_events();
+        self.keep_producer();
+    }
+
+    /// Goes on where a former process was. Answers whether an event is due that it owed.
+    pub fn restore(&mut self, place: QueuePlace, view: &DotView<'_>) -> bool {
+        let (produced, events) = (place.load(PRODUCED), place.load(EVENTS));
+        self.producer = produced as u32 & MASK;
+        self.failed = produced & FAILED != 0;
+        // An entry may have been stored last and not counted.
+        for _ in 0..1u32 << self.log_size {
+            if !self.is_stored(view) {
+                break;
+            }
+            self.producer = self.producer.wrapping_add(1) & MASK;
+        }
+        // What the driver is known to have read.
+        self.consumer = self.record.load(CONSUMER, view).unwrap_or(0) & MASK;
+        self.told_at = (events >> TOLD_SHIFT) as u32 & MASK;
+        self.arm_word = events as u32;
+        self.news = self.told_at != self.producer;
+        self.solicited = self.news.then_some(self.producer);
+        self.armed = match events >> ARMED_SHIFT & 3 {
+            1 => Armed::Any,
+            2 => Armed::Solicited,
+            _ => Armed::Not,
+        };
+        self.place = Some(place);
+        let Ok(word) = self.record.load(ARM, view) else {
+            return false;
+        };
+        // Its doorbell may be lost.
+        let rang = word != self.arm_word || events & IN_USE == 0;
+        (rang || self.armed != Armed::Not) && self.arm_with(word)
+    }
+
+    /// Whether the entry at the producer counter is of its round already.
+    fn is_stored(&self, view: &DotView<'_>) -> bool {
+        let slot = u64::from(self.producer) & ((1 << self.log_size) - 1);
+        let at = ((slot + 1) << self.log_cqe) - 1;
+        let mut last = [0];
+        let read = self.buffer.read(at, &mut last, view);
+        let [last] = last;
+        let owner = (self.producer >> self.log_size & 1) as u8;
+        read.is_ok() && last & 1 == owner && last >> 4 != opcode::INVALID
+    }
+
+    /// The newest entry, if there is one.
+    pub fn last(&self, view: &DotView<'_>) -> Option<Cqe> {
+        let newest = self.producer.wrapping_sub(1);
+        let slot = u64::from(newest) & ((1 << self.log_size) - 1);
+        let mut bytes = [0; 64];
+        let at = ((slot + 1) << self.log_cqe) - 64;
+        self.buffer.read(at, &mut bytes, view).ok()?;
+        let [.., last] = bytes;
+        let stored = u32::from(last & 1) == newest >> self.log_size & 1;
+        (stored && last >> 4 != opcode::INVALID).then(|| Cqe::from_bytes(bytes))
+    }
+
+    /// The event that was due is in its queue.
+    #[inline]
+    pub fn event_stored(&self) {
+        self.keep_events();
+    }
+
+    #[inline]
+    fn keep_events(&self) {
+        if let Some(place) = &self.place {
+            let armed = match self.armed {
+                Armed::Not => 0u64,
+                Armed::Any => 1,
+                Armed::Solicited => 2,
+            };
+            let told = u64::from(self.told_at & MASK) << TOLD_SHIFT;
+            let word = IN_USE | armed << ARMED_SHIFT | told | u64::from(self.arm_word);
+            place.store(EVENTS, word);
+        }
+    }
+
+    #[inline]
+    fn keep_producer(&self) {
+        if let Some(place) = &self.place {
+            let failed = if self.failed { FAILED } else { 0 };
+            place.store(PRODUCED, IN_USE | failed | u64::from(self.producer & MASK));
+        }
     }
 
     /// Its number.
@@ -159,7 +265,10 @@ impl Cq {
         let due = (1..=1 << self.log_size).contains(&unseen);
         match due {
             true => self.told(),
-            false => self.armed = armed,
+            false => {
+                self.armed = armed;
+                self.keep_events();
+            }
         }
         due
     }
@@ -170,6 +279,7 @@ impl Cq {
         self.armed = Armed::Not;
         self.news = false;
         self.solicited = None;
+        self.told_at = self.producer;
     }
 
     /// Goes on in another buffer of 2^`log_size` entries, after an entry in the old one that says so
@@ -192,6 +302,13 @@ impl Cq {
         self.buffer = buffer;
         self.log_size = log_size;
         Ok(Pushed::Stored)
+    }
+
+    /// Goes on in the buffer that a former process had moved on to.
+    pub fn restore_buffer(&mut self, buffer: QueueBuffer, log_size: u8) -> Result<(), BadBuffer> {
+        self.buffer = ring(buffer, log_size, self.log_cqe)?;
+        self.log_size = log_size;
+        Ok(())
     }
 
     /// Adds an entry of these 64 bytes. The owner bit in the last is set here.
@@ -223,9 +340,11 @@ impl Cq {
     fn store(&mut self, cqe: [u8; 64], view: &DotView<'_>) -> Result<(), NotMapped> {
         if self.failed || !self.has_room(view) || self.write(cqe, view).is_err() {
             self.failed = true;
+            self.keep_producer();
             return Err(NotMapped);
         }
         self.producer = self.producer.wrapping_add(1);
+        self.keep_producer();
         Ok(())
     }
 
@@ -269,5 +388,10 @@ impl CompletionQueue for Cq {
     #[inline]
     fn push(&mut self, completion: &Completion, memory: &DotView<'_>) -> Pushed {
         self.push_raw(Cqe::new(completion).to_bytes(), memory)
+    }
+
+    #[inline]
+    fn index(&self) -> u32 {
+        self.producer & MASK
     }
 }

@@ -23,6 +23,8 @@ pub mod opcode {
     pub const REQUESTER_ERROR: u8 = 0xd;
     /// A receive that failed.
     pub const RESPONDER_ERROR: u8 = 0xe;
+    /// What drivers put into an entry that was never stored.
+    pub const INVALID: u8 = 0xf;
 }
 
 /// In [`Cqe::op_own`]: a solicited event.
@@ -101,6 +103,11 @@ impl Cqe {
     #[inline]
     pub fn to_bytes(self) -> [u8; 64] {
         transmute!(self)
+    }
+
+    /// From bytes, whatever they are.
+    pub fn from_bytes(bytes: [u8; 64]) -> Self {
+        transmute!(bytes)
     }
 
     /// The entry for a completion of a queue pair.

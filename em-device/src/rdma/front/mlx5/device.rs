@@ -2,8 +2,9 @@
 
 use super::command::{Command, Output, Status, failure, opcode as op};
 use super::doorbells::{Doorbells, MAX_EQ, MAX_NUMBER};
-use super::eq::{Eq, Eqe, event};
+use super::eq::{Eq, Eqe};
 use super::ether::{EtherContext, EtherPath, discard};
+use super::kept::KeptDevice;
 use super::lookout::Lookout;
 use super::mapped::MappedPages;
 use super::nic::{EtherState, FIRST_SQ, QueueState};
@@ -12,7 +13,7 @@ use super::registers::{BAR_BYTES, FIRST_UAR, UAR_BYTES};
 use super::table::Table;
 use super::{Mlx5, command};
 use crate::net::links::Links;
-use crate::rdma::engine::{Context, Engine, Notice};
+use crate::rdma::engine::{Context, Engine};
 use crate::rdma::packet::Addresses;
 use crate::rdma::verbs::{CqNum, Destination, Path, Peer, Pushed, QpNum};
 use dot_iommu::DotView;
@@ -87,6 +88,10 @@ pub struct Device {
     pub(super) lost_events: u64,
     /// The command that made the queue for command events: its driver still polls for it.
     pub(super) polled_slot: Option<u8>,
+    /// What outlives the process.
+    pub(super) kept: KeptDevice,
+    /// The index that the next memory key had in a former process.
+    pub(super) forced_mkey: Option<u32>,
 }
 
 impl Device {
@@ -111,6 +116,8 @@ impl Device {
             link_news: false,
             lost_events: 0,
             polled_slot: None,
+            kept: KeptDevice::default(),
+            forced_mkey: None,
         }
     }
 
@@ -159,6 +166,7 @@ impl Device {
         self.issi = 0;
         self.link_news = false;
         self.doorbells.clear();
+        self.kept.clear();
     }
 
     /// As a teardown leaves it.
@@ -171,6 +179,9 @@ impl Device {
         self.ether = EtherState::new(self.spec.mac, self.spec.mtu);
         self.ether.go_on_from(counters, revision);
         self.path = EtherPath::new(self.spec.mtu);
+        if let Some(kept) = self.kept.get() {
+            self.path.keep_in(kept.clone());
+        }
         self.polled_slot = None;
         self.host_atomics = false;
         if let Some(lookout) = &mut self.lookout {
@@ -200,24 +211,33 @@ impl Device {
         path: Option<Path>,
         cx: &mut Context<'_>,
     ) -> Vec<u8> {
+        if let Some(output) = self.kept.owed(command) {
+            return output;
+        }
         let mut output = Output::new();
         let result = self.dispatch(command, path, cx, &mut output);
         self.path.follow(&self.ether);
         match result {
             Ok(()) => {
-                if let Some(lookout) = &mut self.lookout {
-                    lookout.follow(command, output.index());
-                }
+                self.look_out(command, output.index(), false);
+                self.keep_command(command, &output);
                 output.into_bytes()
             }
             Err(status) => {
                 log::debug!("command {:#x} failed: {status}", command.opcode);
+                self.kept.begin(command, false);
                 failure(command.opcode, status)
             }
         }
     }
 
-    fn dispatch(
+    pub(super) fn look_out(&mut self, command: &Command, made: u32, again: bool) {
+        if let Some(lookout) = &mut self.lookout {
+            lookout.follow(command, made, again);
+        }
+    }
+
+    pub(super) fn dispatch(
         &mut self,
         command: &Command,
         path: Option<Path>,
@@ -456,58 +476,6 @@ impl Device {
             self.post_completion(number, memory);
         }
         sends || cqs
-    }
-
-    fn report(&mut self, notice: Notice, memory: &DotView<'_>) {
-        log::trace!("{notice:?}");
-        let eqe = match notice {
-            Notice::Completion(cq) => return self.post_completion(cq.0, memory),
-            Notice::CqError(cq) => Eqe::cq_error(cq.0),
-            Notice::QpFatal(qp) => Eqe::queue(event::WQ_CATAS_ERROR, qp.0),
-            Notice::InvalidRequest(qp) => Eqe::queue(event::WQ_INVAL_REQ_ERROR, qp.0),
-            Notice::AccessError(qp) => Eqe::queue(event::WQ_ACCESS_ERROR, qp.0),
-            Notice::CommunicationEstablished(qp) => Eqe::queue(event::COMM_EST, qp.0),
-            Notice::SendQueueDrained(qp) => Eqe::queue(event::SQ_DRAINED, qp.0),
-            Notice::LastReceive(qp) => Eqe::queue(event::SRQ_LAST_WQE, qp.0),
-            Notice::SrqLimit(srq) => Eqe::queue(event::SRQ_RQ_LIMIT, srq.0),
-            Notice::SrqError(srq) => Eqe::queue(event::SRQ_CATAS_ERROR, srq.0),
-        };
-        self.post(&eqe, memory);
-    }
-
-    /// A completion queue's event goes to the event queue that it names.
-    pub(super) fn post_completion(&mut self, cqn: u32, memory: &DotView<'_>) {
-        let Ok(eqn) = self.objects.cqs.get(cqn).map(|cq| cq.eqn()) else {
-            return;
-        };
-        if let Ok(eq) = self.objects.eqs.get_mut(eqn) {
-            let stored = eq.push(&Eqe::completion(cqn), memory, &self.irqs);
-            self.lost_events += u64::from(!stored);
-        }
-    }
-
-    /// Any other event goes to the queues that want its type. Answers whether there was one.
-    pub(super) fn post(&mut self, eqe: &Eqe, memory: &DotView<'_>) -> bool {
-        let mut posted = false;
-        for eq in self.objects.eqs.values_mut() {
-            if eq.wants(eqe.kind()) {
-                let stored = eq.push(eqe, memory, &self.irqs);
-                self.lost_events += u64::from(!stored);
-                posted = true;
-            }
-        }
-        posted
-    }
-
-    /// A command's entry was given back: tells the driver, if it wants events instead of polling.
-    pub fn command_done(&mut self, slot: u8, memory: &DotView<'_>) {
-        if self.polled_slot == Some(slot) {
-            self.polled_slot = None;
-            return;
-        }
-        if let Some(bit) = 1u32.checked_shl(slot.into()) {
-            self.post(&Eqe::commands(bit), memory);
-        }
     }
 }
 

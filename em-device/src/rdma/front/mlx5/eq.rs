@@ -3,6 +3,7 @@
 use super::bits::{Field, get64};
 use super::fields::eqc;
 use super::pages::{Charge, PageList};
+use crate::rdma::kept::QueuePlace;
 use dot_iommu::DotView;
 use smartep::irq::Irqs;
 use std::sync::atomic::{Ordering, fence};
@@ -116,6 +117,8 @@ pub(crate) struct Eq {
     polled: bool,
     /// Whether an entry was lost.
     lossy: bool,
+    /// Where it is known to who takes the place of this process: producer, consumer.
+    place: Option<QueuePlace>,
     _charge: Charge,
 }
 
@@ -140,8 +143,51 @@ impl Eq {
             armed: false,
             polled,
             lossy: false,
+            place: None,
             _charge: charge,
         }
+    }
+
+    /// What becomes of it outlives this process from here on.
+    pub(crate) fn keep_in(&mut self, place: QueuePlace) {
+        place.store(0, self.producer.into());
+        place.store(1, self.consumer.into());
+        self.place = Some(place);
+    }
+
+    /// Goes on where a former process was, and interrupts once: that one may have owed it.
+    pub(crate) fn restore(&mut self, place: QueuePlace, memory: &DotView<'_>, irqs: &Irqs) {
+        self.producer = place.load(0) as u32;
+        self.consumer = place.load(1) as u32 & INDEX_MASK;
+        // An entry may have been stored last and not counted.
+        for _ in 0..1u32 << self.log_size {
+            if !self.is_stored(memory) {
+                break;
+            }
+            self.producer = self.producer.wrapping_add(1);
+        }
+        place.store(0, self.producer.into());
+        self.place = Some(place);
+        self.armed = true;
+        irqs.trigger(self.vector);
+    }
+
+    /// Whether the entry at the producer index is of its round already.
+    fn is_stored(&self, memory: &DotView<'_>) -> bool {
+        let owner = (self.producer >> self.log_size & 1) as u8;
+        let at = self.address().and_then(|at| at.checked_add(OWNER as u64));
+        let last: Option<u8> = at.and_then(|at| memory.read_obj(GuestAddress(at)).ok());
+        last.is_some_and(|last| last & 1 == owner)
+    }
+
+    /// Number of the next entry.
+    pub(crate) fn index(&self) -> u32 {
+        self.producer & INDEX_MASK
+    }
+
+    /// Whether entry `index` was stored.
+    pub(crate) fn has(&self, index: u32) -> bool {
+        (1..1 << 23).contains(&(self.producer.wrapping_sub(index) & INDEX_MASK))
     }
 
     /// Whether the driver wants events of a type here. Those of completion queues come by number.
@@ -165,6 +211,9 @@ impl Eq {
         let stored = room && self.store(eqe, memory).is_some();
         if stored {
             self.producer = self.producer.wrapping_add(1);
+            if let Some(place) = &self.place {
+                place.store(0, self.producer.into());
+            }
         } else if !std::mem::replace(&mut self.lossy, true) {
             log::warn!("an event queue of vector {} overran", self.vector);
         }
@@ -176,6 +225,9 @@ impl Eq {
     /// The driver read up to `consumer` and may want the next interrupt.
     pub(crate) fn update(&mut self, consumer: u32, arm: bool, irqs: &Irqs) {
         self.consumer = consumer & INDEX_MASK;
+        if let Some(place) = &self.place {
+            place.store(1, self.consumer.into());
+        }
         if arm {
             self.armed = true;
             self.interrupt(irqs);
@@ -194,13 +246,18 @@ impl Eq {
         }
     }
 
-    /// The driver polls the owner byte, so it comes last. It changes with each round.
-    fn store(&self, eqe: &Eqe, memory: &DotView<'_>) -> Option<()> {
+    /// Guest address of the entry at the producer index.
+    fn address(&self) -> Option<u64> {
         let slot = u64::from(self.producer) & ((1 << self.log_size) - 1);
-        let owner = (self.producer >> self.log_size & 1) as u8;
         let at = self.list.offset + slot * EQE_BYTES;
         let page = self.list.pages.get((at >> self.list.shift) as usize)?;
-        let at = page.checked_add(at & ((1 << self.list.shift) - 1))?;
+        page.checked_add(at & ((1 << self.list.shift) - 1))
+    }
+
+    /// The driver polls the owner byte, so it comes last. It changes with each round.
+    fn store(&self, eqe: &Eqe, memory: &DotView<'_>) -> Option<()> {
+        let owner = (self.producer >> self.log_size & 1) as u8;
+        let at = self.address()?;
         memory.write_slice(&eqe.bytes, GuestAddress(at)).ok()?;
         fence(Ordering::Release);
         let owner_at = GuestAddress(at.checked_add(OWNER as u64)?);

@@ -1,5 +1,6 @@
 //! The initialization segment: the first 8 KiB of BAR0 (`mlx5_ifc`: initial_seg).
 
+use crate::virtio::saved::Fields;
 use std::time::{Duration, Instant};
 
 /// Bytes of the segment that are not zero somewhere; the rest of BAR0's first page pair reads as 0.
@@ -31,6 +32,17 @@ const LOG_ENTRIES: u32 = 5;
 const LOG_STRIDE: u32 = 6;
 /// The health counter's step; drivers look every two seconds or less often.
 const HEALTH_STEP: Duration = Duration::from_millis(100);
+
+/// Bytes of a saved segment.
+pub(crate) const SAVED: usize = 20;
+
+/// Nanoseconds of the host's clock, the same in all processes.
+fn host_time() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (now.tv_sec as u64)
+        .saturating_mul(1_000_000_000)
+        .saturating_add(now.tv_nsec as u64)
+}
 
 /// NIC interface state (nic_interface).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +87,40 @@ impl Segment {
     pub(crate) fn command_queue(&self) -> Option<u64> {
         let address = u64::from(self.high) << 32 | u64::from(self.low);
         (self.nic == Nic::Full && address != 0).then_some(address)
+    }
+
+    /// As bytes, little endian: when its time began by the clock of the host, what the driver wrote, whether it is
+    /// disabled. Part of the layout of the function's state.
+    pub(crate) fn to_bytes(&self) -> [u8; SAVED] {
+        let began = host_time().saturating_sub(self.started.elapsed().as_nanos() as u64);
+        let nic = u32::from(self.nic == Nic::Disabled);
+        let mut bytes = [0; SAVED];
+        let words = [self.high, self.low, nic].into_iter();
+        let all = began
+            .to_le_bytes()
+            .into_iter()
+            .chain(words.flat_map(u32::to_le_bytes));
+        bytes.iter_mut().zip(all).for_each(|(to, from)| *to = from);
+        bytes
+    }
+
+    /// From bytes; `None` when they are not of this layout.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let mut fields = Fields(bytes);
+        let began = fields.long()?;
+        let (high, low, nic) = (fields.word()?, fields.word()?, fields.word()?);
+        let age = Duration::from_nanos(host_time().saturating_sub(began));
+        let now = Instant::now();
+        let nic = match nic {
+            0 => Nic::Full,
+            _ => Nic::Disabled,
+        };
+        fields.0.is_empty().then_some(Self {
+            started: now.checked_sub(age).unwrap_or(now),
+            high,
+            low,
+            nic,
+        })
     }
 
     /// Forgets what the driver wrote.

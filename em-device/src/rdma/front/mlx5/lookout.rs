@@ -121,8 +121,9 @@ impl Lookout {
         *self = Self::new(self.pages.clone());
     }
 
-    /// A command succeeded; `made`: the number in its output.
-    pub(super) fn follow(&mut self, command: &Command, made: u32) {
+    /// A command succeeded; `made`: the number in its output. What waits in a page that a former process gave out
+    /// stays there (`again`).
+    pub(super) fn follow(&mut self, command: &Command, made: u32, again: bool) {
         let index = command.index();
         match command.opcode {
             op::CREATE_QP | op::CREATE_SQ => self.sends.add(made),
@@ -130,7 +131,9 @@ impl Lookout {
             op::CREATE_CQ => self.cqs.add(made),
             op::DESTROY_CQ => self.cqs.remove(index),
             op::ALLOC_UAR => {
-                self.pages.clear(made);
+                if !again {
+                    self.pages.clear(made);
+                }
                 self.uars.add(made);
             }
             op::DEALLOC_UAR => self.uars.remove(index),

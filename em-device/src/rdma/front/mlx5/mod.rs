@@ -16,15 +16,18 @@ mod device;
 mod doorbells;
 mod eq;
 pub mod ether;
+mod events;
 mod fields;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod iseg;
+mod kept;
 mod lookout;
 mod mapped;
 pub mod nic;
 mod pages;
 mod registers;
+mod replay;
 pub mod rq;
 mod send_ring;
 pub mod sq;

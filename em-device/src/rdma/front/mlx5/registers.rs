@@ -71,6 +71,26 @@ impl Registers {
         self.segment.reset();
     }
 
+    /// Whether a write there changes what [`Self::save`] answers.
+    pub fn is_saved(offset: u64) -> bool {
+        offset < iseg::LEN && offset != iseg::CMD_DOORBELL
+    }
+
+    /// What another process needs to go on.
+    pub fn save(&self) -> Vec<u8> {
+        self.segment.to_bytes().to_vec()
+    }
+
+    /// Takes over what was saved. `false`: it makes no sense.
+    pub fn restore(&mut self, saved: &[u8]) -> bool {
+        let segment = Segment::from_bytes(saved);
+        let known = segment.is_some();
+        if let Some(segment) = segment {
+            self.segment = segment;
+        }
+        known
+    }
+
     /// Reads any bytes of BAR0. Doorbell pages, the places of the MSI-X table and everything beyond
     /// read as 0.
     pub fn read(&self, offset: u64, data: &mut [u8], now: Instant) {

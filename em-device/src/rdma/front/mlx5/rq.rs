@@ -260,6 +260,52 @@ impl ReceiveQueue for Receive {
         self.waiting(memory).into()
     }
 
+    /// Entries taken so far; of a list also, in the upper half, the index of its first.
+    #[inline]
+    fn position(&self) -> u32 {
+        match self {
+            Self::Cyclic(Cyclic { entries }) => entries.consumer.into(),
+            Self::Linked(Linked { entries, head }) => {
+                u32::from(*head) << 16 | u32::from(entries.consumer)
+            }
+        }
+    }
+
+    fn seek(&mut self, position: u32) {
+        let entries = match self {
+            Self::Cyclic(Cyclic { entries }) => entries,
+            Self::Linked(Linked { entries, head }) => {
+                *head = (position >> 16) as u16;
+                entries
+            }
+        };
+        entries.consumer = position as u16;
+        entries.producer = entries.consumer;
+    }
+
+    fn next_cookie(&self) -> u32 {
+        match self {
+            Self::Cyclic(Cyclic { entries }) => entries.consumer.into(),
+            Self::Linked(Linked { head, .. }) => (*head).into(),
+        }
+    }
+
+    fn again(&mut self, cookie: u32, memory: &DotView<'_>) -> Option<ReceiveRequest> {
+        let (entries, index) = match self {
+            Self::Cyclic(Cyclic { entries }) => {
+                let index = cookie as u16 & (entries.size - 1);
+                (entries, index)
+            }
+            Self::Linked(Linked { entries, .. }) => (entries, cookie as u16),
+        };
+        if index >= entries.size {
+            return None;
+        }
+        entries.read(index, memory).ok()?;
+        let sges = entries.sges()?;
+        Some(ReceiveRequest { cookie, sges })
+    }
+
     fn reset(&mut self) {
         let entries = match self {
             Self::Cyclic(Cyclic { entries }) => entries,

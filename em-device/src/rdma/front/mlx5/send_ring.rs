@@ -137,6 +137,18 @@ impl SendRing {
         self.consumer = self.consumer.wrapping_add(blocks(posted.len));
     }
 
+    /// Basic blocks taken so far.
+    #[inline]
+    pub(super) fn position(&self) -> u16 {
+        self.consumer
+    }
+
+    /// Goes on behind as many.
+    pub(super) fn seek(&mut self, position: u16) {
+        self.consumer = position;
+        self.producer = position;
+    }
+
     /// Back to the beginning.
     pub(super) fn reset(&mut self) {
         self.consumer = 0;

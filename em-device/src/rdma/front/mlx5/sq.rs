@@ -176,6 +176,15 @@ impl SendQueue for Sq {
     fn reset(&mut self) {
         self.ring.reset();
     }
+
+    #[inline]
+    fn position(&self) -> u16 {
+        self.ring.position()
+    }
+
+    fn seek(&mut self, position: u16) {
+        self.ring.seek(position);
+    }
 }
 
 fn atomic(opcode: u8, bytes: &mut &[u8]) -> Option<Operation> {

@@ -9,8 +9,11 @@ use std::collections::{HashMap, VecDeque};
 pub(crate) struct Table<T> {
     items: HashMap<u32, T>,
     freed: VecDeque<u32>,
+    first: u32,
     next: u32,
     end: u32,
+    /// The number that the next object gets, whichever is next: what it had in a former process.
+    forced: Option<u32>,
 }
 
 impl<T> Table<T> {
@@ -19,13 +22,36 @@ impl<T> Table<T> {
         Self {
             items: HashMap::new(),
             freed: VecDeque::new(),
+            first,
             next: first,
             end,
+            forced: None,
         }
+    }
+
+    /// The next object gets this number. [`Self::settle`] follows when all have theirs.
+    pub(crate) fn force(&mut self, number: u32) {
+        self.forced = Some(number);
+    }
+
+    /// Numbers between those in use are free.
+    pub(crate) fn settle(&mut self) {
+        self.forced = None;
+        let own = self.items.keys().filter(|number| **number >= self.first);
+        self.next = own.max().map_or(self.first, |last| last + 1);
+        let free = self.first..self.next;
+        self.freed = free
+            .filter(|number| !self.items.contains_key(number))
+            .collect();
     }
 
     /// The number that the next object gets.
     pub(crate) fn next_number(&self) -> Result<u32, Status> {
+        if let Some(number) = self.forced {
+            let usable = (self.first..self.end).contains(&number);
+            let free = usable && !self.items.contains_key(&number);
+            return free.then_some(number).ok_or(Status::BadIndex);
+        }
         match self.freed.front() {
             Some(number) => Ok(*number),
             None if self.next < self.end => Ok(self.next),
@@ -36,7 +62,7 @@ impl<T> Table<T> {
     /// Adds an object under [`Self::next_number`].
     pub(crate) fn add(&mut self, item: T) -> Result<u32, Status> {
         let number = self.next_number()?;
-        if self.freed.pop_front().is_none() {
+        if self.forced.take().is_none() && self.freed.pop_front().is_none() {
             self.next += 1;
         }
         self.items.insert(number, item);
@@ -101,6 +127,22 @@ mod tests {
         assert_eq!(table.remove(2, false), Err(Status::BadResource));
         assert_eq!((table.next_number(), table.add('c')), (Ok(2), Ok(2)));
         assert_eq!(table.len(), 2);
+    }
+
+    #[test]
+    fn forced_numbers_leave_those_between_free() {
+        let mut table = Table::new(2, 8);
+        for number in [5, 3] {
+            table.force(number);
+            assert_eq!(table.add('x'), Ok(number));
+        }
+        table.force(5);
+        assert_eq!(table.add('y'), Err(Status::BadIndex));
+        table.force(8);
+        assert!(table.next_number().is_err());
+        table.settle();
+        let next: Vec<_> = (0..4).map(|_| table.add('z').unwrap()).collect();
+        assert_eq!(next, [2, 4, 6, 7]);
     }
 
     #[test]

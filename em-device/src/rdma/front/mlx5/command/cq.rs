@@ -72,7 +72,9 @@ impl Device {
         let context = command.context::<{ cqc::LEN }>(cqc::AT);
         let num = self.objects.cqs.next_number()?;
         let eqn = cqc::C_EQN.get(&context) & 0xff;
-        self.objects.eqs.get(eqn)?;
+        if !self.replaying() {
+            self.objects.eqs.get(eqn)?;
+        }
         let cqe_bytes = cqe_bytes(&context)?;
         let (buffer, charge) =
             buffer(&command.input, &context, cqe_bytes, &self.objects.allowance)?;
@@ -125,9 +127,14 @@ impl Device {
             let cqe_bytes = cqe_bytes(&object.context)?;
             let (buffer, charge) =
                 buffer(&command.input, &new, cqe_bytes, &self.objects.allowance)?;
+            let log_size = cqc::LOG_CQ_SIZE.get(&new) as u8;
+            let replaying = self.kept.is_replaying();
             let cq = self.engine.cq_mut(CqNum(num)).ok_or(Status::BadResource)?;
-            cq.resize(buffer, cqc::LOG_CQ_SIZE.get(&new) as u8, cx.memory)
-                .map_err(|_| Status::BadParameter)?;
+            match replaying {
+                true => cq.restore_buffer(buffer, log_size),
+                false => cq.resize(buffer, log_size, cx.memory).map(|_| ()),
+            }
+            .map_err(|_| Status::BadParameter)?;
             for field in [cqc::LOG_CQ_SIZE, cqc::LOG_PAGE_SIZE, cqc::PAGE_OFFSET] {
                 field.copy(&new, &mut object.context);
             }

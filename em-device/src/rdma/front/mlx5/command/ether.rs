@@ -159,9 +159,10 @@ impl Device {
     }
 
     fn modify_rq(&mut self, command: &Command, context: Vec<u8>) -> Result<(), Status> {
+        let replaying = self.replaying();
         let rq = self.ether.rqs.get_mut(command.index())?;
         let state = QueueState::of(rqc::STATE.get(&context))?;
-        if command.get(STATE_NOW) != rq.state.code() {
+        if command.get(STATE_NOW) != rq.state.code() && !replaying {
             return Err(Status::BadResourceState);
         }
         rq.state = state;
@@ -183,7 +184,7 @@ impl Device {
         let tisn = sqc::TIS_LST_SZ
             .is_set(&context)
             .then(|| sqc::TIS_NUM_0.get(&context));
-        if let Some(tisn) = tisn {
+        if let Some(tisn) = tisn.filter(|_| !self.replaying()) {
             self.ether.tises.get(tisn)?;
         }
         if sqc::HAIRPIN.is_set(&context) {
@@ -204,9 +205,10 @@ impl Device {
     }
 
     fn modify_sq(&mut self, command: &Command, context: Vec<u8>) -> Result<(), Status> {
+        let replaying = self.replaying();
         let sq = self.ether.sqs.get_mut(command.index())?;
         let state = QueueState::of(sqc::STATE.get(&context))?;
-        if command.get(STATE_NOW) != sq.state.code() {
+        if command.get(STATE_NOW) != sq.state.code() && !replaying {
             return Err(Status::BadResourceState);
         }
         sq.state = state;
@@ -221,6 +223,7 @@ impl Device {
             _ => return Err(Status::BadParameter),
         };
         match dispatch {
+            _ if self.replaying() => {}
             Dispatch::Direct(rqn) => self.ether.rqs.get(rqn).map(|_| ())?,
             Dispatch::Indirect(rqtn) => self.ether.rqts.get(rqtn).map(|_| ())?,
         }
@@ -268,7 +271,8 @@ impl Device {
         }
         let number = |n| Field::new(rqtc::LIST + 4 * n as usize + 1, 0, 24).get(&command.input);
         let rqs: Vec<u32> = (0..size).map(number).collect();
-        match rqs.iter().all(|rqn| self.ether.rqs.get(*rqn).is_ok()) {
+        let known = |rqn: &u32| self.replaying() || self.ether.rqs.get(*rqn).is_ok();
+        match rqs.iter().all(known) {
             true => Ok(Rqt { rqs, max }),
             false => Err(Status::BadResource),
         }

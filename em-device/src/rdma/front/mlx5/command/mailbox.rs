@@ -33,6 +33,7 @@ const INPUT_INLINE: usize = 16;
 const OUTPUT_INLINE: usize = 32;
 const OUTPUT_MAILBOX: usize = 48;
 const OUTPUT_LENGTH: Field = Field::new(56, 0, 32);
+const TOKEN: usize = 60;
 const OWNERSHIP: usize = 63;
 
 /// Type of an entry that commands come in.
@@ -130,9 +131,18 @@ pub fn read_command(queue: u64, slot: u8, memory: &DotView<'_>) -> Result<Comman
         uid: fields::header::UID.get(&input) as u16,
         input,
         out_len,
+        token: bytes[TOKEN],
         entry,
         out_mailbox: output,
     })
+}
+
+/// What an entry says of its command: the token, and whether the device owns it. `None`: it is not mapped.
+pub(crate) fn look_at(queue: u64, slot: u8, memory: &DotView<'_>) -> Option<(u8, bool)> {
+    let mut bytes = [0u8; ENTRY];
+    let entry = queue.wrapping_add(u64::from(slot) * ENTRY as u64);
+    memory.read_slice(&mut bytes, GuestAddress(entry)).ok()?;
+    Some((bytes[TOKEN], bytes[OWNERSHIP] & OWNER != 0))
 }
 
 /// A mailbox's data and the next one's address.

@@ -58,7 +58,7 @@ impl Device {
         let free = mkc::FREE.is_set(&context);
         let pd = mkc::PD.get(&context);
         // A free key gets its domain when it is registered.
-        if !free {
+        if !free && !self.replaying() {
             self.objects.pds.get(pd)?;
         }
         let start = get64(&context, mkc::START_ADDR);
@@ -68,7 +68,10 @@ impl Device {
         };
         let (translation, capacity, charge) =
             self.translation(command, &context, free, (start, len))?;
-        let index = self.engine.regions_mut().allocate()?;
+        let index = match self.forced_mkey.take() {
+            Some(index) => index,
+            None => self.engine.regions_mut().allocate()?,
+        };
         let region = Region {
             key: MemKey(index << 8 | mkc::MKEY_7_0.get(&context)),
             pd: Pd(pd),
@@ -79,7 +82,10 @@ impl Device {
             capacity,
             valid: !free,
         };
-        self.engine.regions_mut().insert(region)?;
+        match self.replaying() {
+            true => self.engine.regions_mut().put_back(region)?,
+            false => self.engine.regions_mut().insert(region)?,
+        }
         let object = MkeyObject {
             context,
             _charge: charge,

@@ -42,6 +42,8 @@ pub struct Command {
     pub input: Vec<u8>,
     /// Bytes that the driver takes at most.
     pub out_len: u32,
+    /// What tells an entry from the next one in the same slot.
+    pub token: u8,
     /// Bus address of the entry.
     pub(super) entry: u64,
     /// Bus address of the output's first mailbox.
@@ -49,6 +51,21 @@ pub struct Command {
 }
 
 impl Command {
+    /// A command whose output goes nowhere: one that a former process executed.
+    pub(super) fn again(slot: u8, opcode: u16, op_mod: u16, uid: u16, input: Vec<u8>) -> Self {
+        Self {
+            slot,
+            opcode,
+            op_mod,
+            uid,
+            input,
+            out_len: 0,
+            token: 0,
+            entry: 0,
+            out_mailbox: 0,
+        }
+    }
+
     /// The number of the object that most commands are about.
     pub(super) fn index(&self) -> u32 {
         fields::header::INDEX.get(&self.input)
@@ -151,6 +168,11 @@ impl Output {
     /// Stores a field.
     pub(super) fn set(&mut self, field: Field, value: u32) {
         field.set(&mut self.0, value);
+    }
+
+    /// All bytes so far.
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.0
     }
 
     pub(super) fn into_bytes(self) -> Vec<u8> {

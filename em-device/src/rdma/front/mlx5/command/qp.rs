@@ -81,6 +81,18 @@ pub(crate) struct QpObject {
     _charge: Charge,
 }
 
+impl QpObject {
+    /// Its context as commands left it.
+    pub(crate) fn context(&self) -> &[u8; qpc::LEN] {
+        &self.context
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn context_mut(&mut self) -> &mut [u8; qpc::LEN] {
+        &mut self.context
+    }
+}
+
 /// What a context says about the receive side.
 fn receive_from(context: &[u8]) -> Result<ReceiveFrom, Status> {
     match qpc::RQ_TYPE.get(context) {

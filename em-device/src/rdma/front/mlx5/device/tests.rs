@@ -7,3 +7,4 @@ mod mapped;
 mod objects;
 mod probe;
 mod random;
+mod successor;

@@ -146,6 +146,7 @@ impl Item<'_> {
         if complete(rq.cqn, cqe.to_bytes()) == Pushed::Overrun {
             rq.fail();
         }
+        rq.keep();
         Delivered::Yes
     }
 
@@ -250,6 +251,7 @@ fn fail(rq: &mut EtherRx, cookie: u32, syndrome: u32, complete: &mut Complete<'_
     };
     // The queue is in error whether the driver can be told or not.
     let _ = complete(rq.cqn, cqe.to_bytes());
+    rq.keep();
     Delivered::Dropped(drop_reason::NOT_RUNNING)
 }
 

@@ -8,10 +8,13 @@ use crate::frame::Frame;
 use crate::net::links::{Links, Split};
 use crate::net::queue::drop_reason;
 use crate::port::Rx;
+use crate::rdma::front::mlx5::cqe::Cqe;
+use crate::rdma::kept::Kept;
 use dot_iommu::DotView;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Frames of a wire that one turn without receivers drops.
@@ -31,6 +34,8 @@ pub struct EtherPath {
     failed: Vec<u32>,
     /// What the hash was made of: making it takes a while.
     hash: Option<HashFunction>,
+    /// What outlives the process.
+    kept: Option<Arc<Kept>>,
 }
 
 /// A send queue.
@@ -52,6 +57,37 @@ impl EtherPath {
             receive: EtherReceive::new(EtherFilter::default(), mtu),
             failed: Vec::new(),
             hash: None,
+            kept: None,
+        }
+    }
+
+    /// Queues that are made from here on have places there.
+    pub fn keep_in(&mut self, kept: Arc<Kept>) {
+        self.kept = Some(kept);
+    }
+
+    /// The queues, which were just made, go on where a former process was. `last` answers the newest entry of a
+    /// completion queue.
+    pub fn restore(
+        &mut self,
+        state: &EtherState,
+        kept: &Kept,
+        last: impl Fn(u32) -> Option<Cqe>,
+        view: &DotView<'_>,
+    ) {
+        for (sqn, send) in &mut self.sends {
+            let cqn = state.send_queue(*sqn).map(|queue| queue.cqn);
+            if let Some(place) = kept.qp(*sqn) {
+                if send.tx.restore(place, cqn.and_then(&last), view) {
+                    self.failed.push(*sqn);
+                }
+                send.rung = true;
+            }
+        }
+        for (rqn, rx) in &mut self.receive.rqs {
+            if let Some(place) = kept.rq(*rqn) {
+                rx.restore(place, last(rx.cqn));
+            }
         }
     }
 
@@ -74,7 +110,9 @@ impl EtherPath {
             let ready = queue.state != QueueState::Reset;
             if let Entry::Vacant(vacant) = self.sends.entry(sqn) {
                 match EtherTx::new(tx_setup(sqn, queue)) {
-                    Ok(tx) => {
+                    Ok(mut tx) => {
+                        let place = self.kept.as_ref().and_then(|kept| kept.qp(sqn));
+                        place.into_iter().for_each(|place| tx.keep_in(place));
                         let (ready, rung) = (false, false);
                         vacant.insert(Send { tx, ready, rung });
                     }
@@ -104,7 +142,9 @@ impl EtherPath {
         for (rqn, queue) in state.receive_queues() {
             if let Entry::Vacant(vacant) = rqs.entry(rqn) {
                 match EtherRx::new(rx_setup(rqn, queue)) {
-                    Ok(rx) => {
+                    Ok(mut rx) => {
+                        let place = self.kept.as_ref().and_then(|kept| kept.rq(rqn));
+                        place.into_iter().for_each(|place| rx.keep_in(place));
                         vacant.insert(rx);
                     }
                     Err(error) => log::debug!("receive queue {rqn:#x} cannot be used: {error}"),

@@ -1,7 +1,9 @@
 //! Ethernet receive queues.
 
 use super::super::buffer::{BadBuffer, QueueBuffer};
+use super::super::cqe::{Cqe, opcode};
 use super::super::rq::{Receive, RqSetup};
+use crate::rdma::kept::QueuePlace;
 use crate::rdma::verbs::{Next, ReceiveQueue, ReceiveRequest};
 use dot_iommu::DotView;
 
@@ -37,7 +39,13 @@ pub struct EtherRx {
     /// An entry that was taken and not used: the frame did not fit.
     held: Option<ReceiveRequest>,
     failed: bool,
+    /// Where it is known to who takes the place of this process.
+    place: Option<QueuePlace>,
 }
+
+/// In a place: it is in use; the queue is in error; below them the position.
+const IN_USE: u64 = 1 << 63;
+const FAILED: u64 = 1 << 62;
 
 impl EtherRx {
     /// A queue without entries, not ready.
@@ -56,7 +64,42 @@ impl EtherRx {
             })?,
             held: None,
             failed: false,
+            place: None,
         })
+    }
+
+    /// What becomes of it outlives this process from here on.
+    pub fn keep_in(&mut self, place: QueuePlace) {
+        self.place = Some(place);
+        self.keep();
+    }
+
+    /// Goes on where a former process was; `last` is the newest entry of the completion queue.
+    pub fn restore(&mut self, place: QueuePlace, last: Option<Cqe>) {
+        let left = place.load(0);
+        if left & IN_USE != 0 {
+            let position = left as u16;
+            // An entry may have been completed last and not counted.
+            let completed = last.is_some_and(|cqe| {
+                let receives = [opcode::SEND, opcode::RESPONDER_ERROR];
+                receives.contains(&(cqe.op_own >> 4)) && cqe.wqe_counter.get() == position
+            });
+            self.queue
+                .seek(position.wrapping_add(completed.into()).into());
+            self.failed = left & FAILED != 0;
+        }
+        self.keep_in(place);
+    }
+
+    /// Its position outlives the process.
+    #[inline]
+    pub(super) fn keep(&self) {
+        if let Some(place) = &self.place {
+            let held = u16::from(self.held.is_some());
+            let position = (self.queue.position() as u16).wrapping_sub(held);
+            let failed = if self.failed { FAILED } else { 0 };
+            place.store(0, IN_USE | failed | u64::from(position));
+        }
     }
 
     /// Its number.
@@ -79,6 +122,7 @@ impl EtherRx {
         self.queue.reset();
         self.held = None;
         self.failed = false;
+        self.keep();
     }
 
     /// The next entry. `Err`: the queue is in error now.

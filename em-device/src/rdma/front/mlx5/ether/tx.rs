@@ -11,6 +11,7 @@ use super::udp::Datagrams;
 use crate::frame::{Frame, FrameMeta, MAX_FRAME, MIN_FRAME};
 use crate::net::links::Forwarded;
 use crate::net::queue::drop_reason;
+use crate::rdma::kept::{Detail, Finished, QpPlace, Standing};
 use crate::rdma::verbs::Pushed;
 use smallvec::SmallVec;
 use std::time::{Duration, Instant};
@@ -60,7 +61,14 @@ pub struct EtherTx {
     silent: bool,
     /// Room for a long entry.
     space: Vec<u8>,
+    /// Where it is known to who takes the place of this process.
+    place: Option<QpPlace>,
 }
+
+/// A place is a queue's from its first entry on.
+const OWNER: u32 = 1;
+/// State of a queue in error, in its place.
+const FAILED: u8 = 1;
 
 /// What became of an entry.
 enum Outcome {
@@ -84,7 +92,68 @@ impl EtherTx {
             failed: false,
             silent: false,
             space: vec![0; MAX_WQE],
+            place: None,
         })
+    }
+
+    /// What becomes of it outlives this process from here on.
+    pub fn keep_in(&mut self, place: QpPlace) {
+        self.place = Some(place);
+        self.begin_place();
+    }
+
+    fn begin_place(&mut self) {
+        let standing = Standing {
+            state: if self.failed { FAILED } else { 0 },
+            sent: Finished {
+                position: self.ring.position(),
+                psn: 0,
+            },
+            received: Finished::default(),
+            detail: Detail::None,
+            atomic: None,
+            atomics: Vec::new(),
+        };
+        if let Some(place) = &mut self.place {
+            place.begin(OWNER, &standing);
+        }
+    }
+
+    /// Goes on where a former process was; `last` is the newest entry of the completion queue. Answers whether it
+    /// is in error.
+    pub fn restore(
+        &mut self,
+        place: QpPlace,
+        last: Option<Cqe>,
+        view: &dot_iommu::DotView<'_>,
+    ) -> bool {
+        if let Some(standing) = place.standing(OWNER, |_| false, |_| false) {
+            self.ring.seek(standing.sent.position);
+            self.failed = standing.state == FAILED;
+        }
+        // An entry may have been completed last and not counted.
+        let completed = last.is_some_and(|cqe| {
+            let sends = [opcode::REQUESTER, opcode::REQUESTER_ERROR];
+            cqe.sop_drop_qpn.get() & 0xff_ffff == self.sqn
+                && sends.contains(&(cqe.op_own >> 4))
+                && cqe.wqe_counter.get() == self.ring.position()
+        });
+        if let (true, Head::Entry(posted)) = (completed, self.ring.head(view)) {
+            self.ring.advance(&posted);
+        }
+        self.keep_in(place);
+        self.failed
+    }
+
+    /// Its position outlives the process.
+    #[inline]
+    fn keep(&self) {
+        if let Some(place) = &self.place {
+            place.sent(Finished {
+                position: self.ring.position(),
+                psn: 0,
+            });
+        }
     }
 
     /// Its number.
@@ -101,6 +170,9 @@ impl EtherTx {
     pub fn enter_error(&mut self) {
         self.failed = true;
         self.blocked = None;
+        if let Some(place) = &self.place {
+            place.set_state(FAILED);
+        }
     }
 
     /// Whether a turn would find work: for queues whose doorbells are not seen. Not while its wire is
@@ -131,6 +203,7 @@ impl EtherTx {
         self.datagrams_done = 0;
         self.failed = false;
         self.silent = false;
+        self.begin_place();
     }
 
     /// Sends what is posted, within limits. Answers how many entries were taken; what was sent is
@@ -145,6 +218,7 @@ impl EtherTx {
                 Head::Unreadable => break,
                 Head::Bad(counter) => {
                     self.fail(counter, QP_OPERATION, cx);
+                    self.keep();
                     break;
                 }
             };
@@ -157,11 +231,13 @@ impl EtherTx {
                 Outcome::Bad(syndrome) => {
                     self.ring.advance(&posted);
                     self.fail(posted.counter, syndrome, cx);
+                    self.keep();
                     break;
                 }
             }
             self.datagrams_done = 0;
             self.ring.advance(&posted);
+            self.keep();
             done += 1;
             if unseen >= FLUSH_BYTES {
                 unseen = 0;
@@ -187,6 +263,7 @@ impl EtherTx {
                 Head::Empty | Head::Unreadable => break,
             };
             self.fail(counter, FLUSHED, cx);
+            self.keep();
             done += 1;
         }
         done

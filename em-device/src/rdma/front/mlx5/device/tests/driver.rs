@@ -7,6 +7,7 @@ use super::super::super::{Action, Doorbells, MappedPages, Registers};
 use super::super::Device;
 use crate::net::links::Links;
 use crate::rdma::engine::Context;
+use crate::rdma::kept::{Kept, KeptError};
 use crate::rdma::packet::{Addresses, Fabric, NotSent, Packet, Route};
 use crate::rdma::verbs::{Destination, Path, Peer};
 use crate::testing::{BASE, Memory};
@@ -83,6 +84,8 @@ pub(super) struct Driver {
     pub(super) links: Links,
     fabric: NoFabric,
     pages: u64,
+    kept: Arc<Kept>,
+    mapped: Option<Arc<MappedPages>>,
 }
 
 impl Driver {
@@ -93,7 +96,9 @@ impl Driver {
     fn of(spec: RdmaSpec) -> Self {
         let doorbells = Arc::new(Doorbells::default());
         let irqs = Irqs::new(VECTORS);
-        let device = Device::new(spec, Peer(7), irqs, doorbells.clone());
+        let mut device = Device::new(spec, Peer(7), irqs, doorbells.clone());
+        let kept = Kept::create().unwrap();
+        device.keep_in(kept.clone());
         let mut registers = Registers::new(doorbells, Instant::now());
         registers.write(0x10, &((QUEUE >> 32) as u32).to_be_bytes());
         registers.write(0x14, &(QUEUE as u32).to_be_bytes());
@@ -105,7 +110,36 @@ impl Driver {
             device,
             path: Some(PATH),
             pages: 0,
+            kept,
+            mapped: None,
         }
+    }
+
+    /// What outlives the process.
+    pub(super) fn kept(&self) -> Arc<Kept> {
+        self.kept.clone()
+    }
+
+    /// The process dies, and another takes its place.
+    pub(super) fn succeed(&mut self) {
+        self.try_to_succeed().unwrap();
+    }
+
+    /// The same, which may fail.
+    pub(super) fn try_to_succeed(&mut self) -> Result<(), KeptError> {
+        let spec = self.device.spec.clone();
+        let doorbells = Arc::new(Doorbells::default());
+        let irqs = Irqs::new(VECTORS);
+        let mut device = Device::new(spec, Peer(7), irqs, doorbells.clone());
+        if let Some(pages) = &self.mapped {
+            device.map_doorbells(pages.clone());
+        }
+        let mut registers = Registers::new(doorbells, Instant::now());
+        assert!(registers.restore(&self.registers.save()));
+        let kept = Kept::open(self.kept.fd().try_clone_to_owned().unwrap()).unwrap();
+        (self.device, self.registers, self.kept) = (device, registers, kept.clone());
+        let queue = self.registers.command_queue();
+        self.with(|device, cx| device.restore(&kept, queue, cx))
     }
 
     /// A function after INIT_HCA.
@@ -122,6 +156,7 @@ impl Driver {
         let (pages, _) = MappedPages::of(MappedPages::memory().unwrap()).unwrap();
         let pages = Arc::new(pages);
         driver.device.map_doorbells(pages.clone());
+        driver.mapped = Some(pages.clone());
         (driver.start(), pages)
     }
 
@@ -249,6 +284,8 @@ impl Driver {
 
     pub(super) fn cq_input(&mut self, eqn: u32, log_size: u32) -> Vec<u8> {
         let (page, record) = (self.page(), self.page());
+        // Entries that were never stored.
+        self.memory.write(page, &[0xff; 4096]);
         let mut input = input_with(&[
             (cqc::LOG_CQ_SIZE.at(cqc::AT), log_size),
             (cqc::C_EQN.at(cqc::AT), eqn),

@@ -8,6 +8,7 @@ use super::ethernet::{AT, WQ, driver, modify, ring};
 use crate::net::links::Link;
 use crate::port::Port;
 use crate::port::loopback::LoopbackPort;
+use crate::rdma::kept::Finished;
 use std::time::{Duration, Instant};
 
 /// Where frames and receive buffers are.
@@ -185,6 +186,110 @@ fn a_frame_goes_out_by_a_send_queue_and_comes_in_by_a_receive_queue() {
 }
 
 #[test]
+fn a_successors_queues_go_on_where_they_are() {
+    let mut bench = Bench::new();
+    for n in 0..90 {
+        if n % 5 == 1 {
+            bench.driver.succeed();
+        }
+        bench.receive();
+        bench.send(n as u8);
+        if n % 5 < 3 {
+            // What was posted, rung for and not looked at.
+            bench.driver.succeed();
+        }
+        bench.turns();
+        assert_eq!(bench.completion(), Some((SENT, n)), "{n}");
+        assert_eq!(bench.completion(), Some((RECEIVED, n)), "{n}");
+        assert_eq!(bench.payload(n % 16), n as u8);
+    }
+    bench.driver.succeed();
+    bench.turns();
+    assert_eq!(bench.completion(), None);
+}
+
+#[test]
+fn an_entry_that_was_completed_and_not_counted_is_not_completed_again() {
+    let mut bench = Bench::new();
+    for n in 0..3 {
+        bench.receive();
+        bench.send(n);
+    }
+    bench.turns();
+    // As if the process had died between the completion and its place: the send's, and the receive's.
+    let (sqn, rqn) = (bench.sq.number, bench.rq.number);
+    let expected = [
+        (SENT, 0),
+        (RECEIVED, 0),
+        (SENT, 1),
+        (RECEIVED, 1),
+        (SENT, 2),
+        (RECEIVED, 2),
+    ];
+    let mut seen: Vec<_> = std::iter::from_fn(|| bench.completion()).collect();
+    seen.sort_by_key(|(kind, n)| (*n, *kind));
+    assert_eq!(seen, expected);
+    let kept = bench.driver.kept();
+    let last = bench.driver.memory.read(bench.cq.memory + 5 * 64, 64);
+    match last[63] >> 4 {
+        SENT => kept.qp(sqn).unwrap().sent(Finished {
+            position: 2,
+            psn: 0,
+        }),
+        _ => {
+            let place = kept.rq(rqn).unwrap();
+            place.store(0, place.load(0) - 1);
+        }
+    }
+    bench.driver.succeed();
+    bench.turns();
+    assert_eq!(bench.completion(), None);
+    bench.receive();
+    bench.send(9);
+    bench.turns();
+    assert_eq!(bench.completion(), Some((SENT, 3)));
+    assert_eq!(bench.completion(), Some((RECEIVED, 3)));
+    assert_eq!(bench.payload(3), 9);
+}
+
+#[test]
+fn a_successor_tells_what_a_queue_was_armed_for() {
+    let mut bench = Bench::new();
+    let arm = |bench: &mut Bench, sequence: u32| {
+        let word = sequence << 28 | u32::from(bench.cq.count);
+        bench
+            .driver
+            .memory
+            .write(bench.cq.record + 4, &word.to_be_bytes());
+        let bell = [word, bench.cq.number].map(u32::to_be_bytes).concat();
+        bench.driver.registers.write(9 * 4096 + 0x20, &bell);
+    };
+    let events = |bench: &Bench| {
+        let owner = |n: u64| bench.driver.memory.read(bench.eq + n * 64 + 63, 1)[0];
+        (0..16).take_while(|n| owner(*n) == 0).count()
+    };
+    for n in 0..8u8 {
+        bench.receive();
+        arm(&mut bench, u32::from(n) % 4);
+        // The doorbell is lost, or was seen; the completion comes before or after.
+        if n % 2 == 0 {
+            bench.turns();
+        }
+        if n % 3 == 0 {
+            bench.driver.succeed();
+        }
+        bench.send(n);
+        bench.turns();
+        if n % 3 == 1 {
+            bench.driver.succeed();
+            bench.turns();
+        }
+        assert_eq!(events(&bench), usize::from(n) + 1, "{n}");
+        while bench.completion().is_some() {}
+    }
+}
+
+#[test]
 fn a_completion_of_an_armed_queue_is_an_event() {
     let mut bench = Bench::new();
     let arm = [0, bench.cq.number].map(u32::to_be_bytes).concat();
@@ -261,6 +366,9 @@ fn a_send_queue_that_fails_says_so_and_flushes_until_it_is_reset() {
     bench.send(2);
     bench.turns();
     assert_eq!(state(&mut bench), 3);
+    bench.driver.succeed();
+    bench.turns();
+    assert_eq!(state(&mut bench), 3, "a successor knows");
     bench.send(3);
     bench.turns();
     for n in 0..3 {
