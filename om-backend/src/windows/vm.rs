@@ -65,6 +65,7 @@ impl Vm {
         for window in self.plan.given() {
             self.give(function, window);
         }
+        self.tell(function, RdmaRequest::WindowsGiven { function }, &[]);
     }
 
     /// Windows that the EMs have of an OM whose place this one took, and that this one does not know, are no more.
