@@ -10,7 +10,7 @@ use smartep::ControlSide;
 use smartep::config::ConfigState;
 use smartep::shadow::ShadowReader;
 
-use crate::net::device::MacOverride;
+use crate::net::config::ConfigOverride;
 
 /// How long an access waits for the OM; a VMM gives up after 5 s.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -122,30 +122,38 @@ fn register_writes(function: u32, region: u32, offset: u64, data: &[u8]) -> Vec<
     writes
 }
 
-/// Where a driver reads the MAC address, and the one it set itself: `mac` of the device
-/// configuration shows it (virtio 1.3 §5.1.6.5.2.1).
+/// What the data path adds to the device configuration of a network function: the MAC address that the driver set
+/// (`mac` shows it, virtio 1.3 §5.1.6.5.2.1) and the wish for an announcement (a bit of `status`, §5.1.6.5.5).
 #[derive(Debug)]
-pub struct MacOverlay {
+pub struct ConfigOverlay {
     /// vfio region index.
     pub region: u32,
-    /// First byte of the address.
+    /// First byte of the device configuration.
     pub offset: u64,
-    /// The driver's address, if it set one.
-    pub mac: Arc<MacOverride>,
+    /// What is added.
+    pub config: Arc<ConfigOverride>,
 }
 
-impl MacOverlay {
+/// Where `status` is, behind the address, and its bit for announcements.
+const STATUS: usize = 6;
+const STATUS_ANNOUNCE: u8 = 2;
+
+impl ConfigOverlay {
     fn apply(&self, region: u32, offset: u64, data: &mut [u8]) {
-        let Some(mac) = self.mac.get().filter(|_| region == self.region) else {
+        if region != self.region {
             return;
-        };
+        }
+        let (mac, announce) = (self.config.mac(), self.config.announce());
         for (i, to) in data.iter_mut().enumerate() {
             let at = offset.saturating_add(i as u64).checked_sub(self.offset);
-            let byte = at
-                .and_then(|at| usize::try_from(at).ok())
-                .and_then(|at| mac.get(at));
-            if let Some(byte) = byte {
+            let Some(at) = at.and_then(|at| usize::try_from(at).ok()) else {
+                continue;
+            };
+            if let Some(byte) = mac.as_ref().and_then(|mac| mac.get(at)) {
                 *to = *byte;
+            }
+            if at == STATUS && announce {
+                *to |= STATUS_ANNOUNCE;
             }
         }
     }
@@ -157,7 +165,7 @@ pub struct RemoteControl {
     function: u32,
     shadow: Arc<ShadowReader>,
     om: Arc<OmLink>,
-    overlay: Option<MacOverlay>,
+    overlay: Option<ConfigOverlay>,
     queued: VecDeque<RegisterWrite>,
 }
 
@@ -167,7 +175,7 @@ impl RemoteControl {
         function: u32,
         shadow: Arc<ShadowReader>,
         om: Arc<OmLink>,
-        overlay: Option<MacOverlay>,
+        overlay: Option<ConfigOverlay>,
     ) -> Self {
         Self {
             function,
@@ -264,12 +272,12 @@ mod tests {
     }
 
     #[test]
-    fn the_address_that_the_driver_set_is_read_back() {
-        let mac = Arc::new(MacOverride::default());
-        let overlay = MacOverlay {
+    fn what_the_data_path_changed_is_read_back() {
+        let config = Arc::new(ConfigOverride::default());
+        let overlay = ConfigOverlay {
             region: 0,
             offset: 0x2000,
-            mac: mac.clone(),
+            config: config.clone(),
         };
         let read = |region, offset| {
             let mut data = [0xee; 4];
@@ -277,12 +285,20 @@ mod tests {
             data
         };
         assert_eq!(read(0, 0x2000), [0xee; 4]);
-        mac.set(Some([2, 3, 4, 5, 6, 7]));
+        config.set_mac(Some([2, 3, 4, 5, 6, 7]));
         assert_eq!(read(0, 0x1ffe), [0xee, 0xee, 2, 3]);
         assert_eq!(read(0, 0x2004), [6, 7, 0xee, 0xee]);
         assert_eq!(read(1, 0x2000), [0xee; 4]);
-        mac.set(None);
+        config.set_mac(None);
         assert_eq!(read(0, 0x2000), [0xee; 4]);
+        config.set_announce(true);
+        let mut status = [1, 0];
+        overlay.apply(0, 0x2006, &mut status);
+        assert_eq!(
+            status,
+            [3, 0],
+            "the link is up, and an announcement is wanted"
+        );
     }
 
     #[test]

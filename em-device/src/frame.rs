@@ -62,8 +62,10 @@ pub enum MetaError {
     /// Segments have checksums of their own, so segmentation needs the checksum fields.
     #[error("the frame is to be segmented but does not need a checksum")]
     GsoWithoutChecksum,
-    /// The checksum is not TCP's.
-    #[error("the frame is to be segmented as TCP but its checksum is at offset {0}, not 16")]
+    /// The checksum is not that of the transport.
+    #[error(
+        "the frame is to be segmented but its checksum at offset {0} is not that of its transport"
+    )]
     GsoChecksumOffset(u16),
     /// Headers longer than the frame.
     #[error("headers of {hdr_len} bytes do not fit in the frame of {len} bytes")]
@@ -86,6 +88,8 @@ impl FrameMeta {
     pub const GSO_TCPV4: u8 = 1;
     /// TCP over IPv6.
     pub const GSO_TCPV6: u8 = 4;
+    /// UDP over IPv4 or IPv6, each segment a datagram of its own.
+    pub const GSO_UDP: u8 = 5;
     /// Flag in `gso_type`: the TCP header has CWR set, which only the first segment keeps.
     pub const GSO_ECN: u8 = 0x80;
 
@@ -123,18 +127,19 @@ impl FrameMeta {
                 });
             }
         }
-        match self.gso_type {
+        let checksum = match self.gso_type {
             Self::GSO_NONE => return Ok(()),
-            0x01 | 0x04 | 0x81 | 0x84 => {}
+            0x01 | 0x04 | 0x81 | 0x84 => 16,
+            Self::GSO_UDP => 6,
             other => return Err(MetaError::UnknownGso(other)),
-        }
+        };
         if self.gso_size < MIN_GSO_SIZE {
             return Err(MetaError::SmallGso(self.gso_size));
         }
         if !self.needs_csum() {
             return Err(MetaError::GsoWithoutChecksum);
         }
-        if self.csum_offset != 16 {
+        if self.csum_offset != checksum {
             return Err(MetaError::GsoChecksumOffset(self.csum_offset));
         }
         if usize::from(self.hdr_len) > frame_len {
@@ -362,6 +367,19 @@ mod tests {
         };
         assert_eq!(with(|m| m.gso_type |= FrameMeta::GSO_ECN), Ok(()));
         assert_eq!(with(|m| m.gso_type = 3), Err(MetaError::UnknownGso(3)));
+        assert_eq!(
+            with(|m| m.gso_type = 0x85),
+            Err(MetaError::UnknownGso(0x85)),
+            "CWR is TCP's"
+        );
+        assert_eq!(
+            with(|m| m.gso_type = FrameMeta::GSO_UDP),
+            Err(MetaError::GsoChecksumOffset(16))
+        );
+        assert_eq!(
+            with(|m| (m.gso_type, m.csum_offset) = (FrameMeta::GSO_UDP, 6)),
+            Ok(())
+        );
         assert_eq!(
             with(|m| m.gso_type = 0x80),
             Err(MetaError::UnknownGso(0x80))

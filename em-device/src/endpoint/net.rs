@@ -12,8 +12,9 @@ use smartep::shadow::ShadowReader;
 use smartep::state::{Section, State};
 
 use super::{EndpointError, FunctionData, Seat, lock, report};
-use crate::control::MacOverlay;
-use crate::net::device::{MacOverride, NetDevice, queue_count};
+use crate::control::ConfigOverlay;
+use crate::net::config::ConfigOverride;
+use crate::net::device::{NetDevice, queue_count};
 use crate::net::features;
 use crate::net::links::Links;
 use crate::virtio::common::{Action, CommonConfig, Offer};
@@ -40,7 +41,7 @@ const NET_STATUS: u64 = 6;
 const NET_STATUS_LINK_UP: u8 = 1;
 
 impl VirtioData {
-    /// Puts the function on the data path. Also answers where the driver sees its MAC address.
+    /// Puts the function on the data path. Also answers what it adds to the device configuration.
     pub(super) fn new(
         seat: Seat,
         spec: VirtioNetSpec,
@@ -48,21 +49,28 @@ impl VirtioData {
         table: &DotTable,
         irqs: Arc<Irqs>,
         (shadow, state): (Arc<ShadowReader>, Arc<State>),
-    ) -> Result<(Self, MacOverlay), EndpointError> {
+    ) -> Result<(Self, ConfigOverlay), EndpointError> {
         let id = seat.id;
         let signals = Arc::new(Signals::new(irqs, queue_count(&spec)));
         let news = {
             let om = seat.om.clone();
             Arc::new(move |state| report(&om, id, state))
         };
-        let mac = Arc::new(MacOverride::default());
-        let overlay = MacOverlay {
+        let config = Arc::new(ConfigOverride::default());
+        let overlay = ConfigOverlay {
             region: spec.layout.bar,
             offset: u64::from(spec.layout.device.offset),
-            mac: mac.clone(),
+            config: config.clone(),
         };
-        let device = NetDevice::new(id, spec.clone(), signals.clone(), table.reader(), mac, news)
-            .noted_in(state.clone());
+        let device = NetDevice::new(
+            id,
+            spec.clone(),
+            signals.clone(),
+            table.reader(),
+            config,
+            news,
+        )
+        .noted_in(state.clone());
         let function = Function {
             device,
             links: Links::default(),
@@ -164,10 +172,26 @@ impl VirtioData {
                     "function {}: driver ready, features {features:#x}",
                     self.seat.id
                 );
+                self.state.clear_queues();
                 // Before a ring is touched: who finds it noted goes on where the ring is, who does not begins at 0.
                 self.note();
                 self.on_device(move |f| f.device.start(features, &queues, &mut f.links));
                 report(&self.seat.om, self.seat.id, FunctionState::Running);
+            }
+            Action::ResetQueue(queue) => {
+                self.on_device(move |f| f.device.stop_queue(queue, &mut f.links));
+                lock(&self.common).reset_queue(queue);
+                self.note();
+            }
+            Action::StartQueue(queue) => {
+                let setup = lock(&self.common).queues().get(usize::from(queue)).copied();
+                if let Some(place) = self.state.queue(queue) {
+                    place.clear();
+                }
+                self.note();
+                if let Some(setup) = setup {
+                    self.on_device(move |f| f.device.start_queue(queue, setup));
+                }
             }
         }
     }

@@ -1,32 +1,27 @@
 //! The network function as the data path holds it.
 
-use super::Mac;
-use super::control::{self, Settings};
+use super::config::ConfigOverride;
 use super::features;
 use super::links::Links;
 use super::queue::{NetQueue, drop_reason};
 use super::receive::{self, Learner, Pool, Sink};
 use super::saved;
+use super::session::{self, Others, Scratch, Session};
 use super::transmit::{self, Limits};
 use crate::frame::Frame;
-use crate::offload::Receiver;
 use crate::port::Rx;
 use crate::virtio::chain::Parts;
 use crate::virtio::common::QueueSetup;
-use crate::virtio::feature;
-use crate::virtio::ring::{Ring, RingError};
+use crate::virtio::ring::{QueueNote, Ring, RingError, RingFeatures};
 use crate::virtio::signals::Signals;
 use dot_iommu::{DotReader, DotView};
 use m2m_fabric::proto::{FunctionState, FunctionStats, VirtioNetSpec};
 use smartep::state::{Section, State};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Frames a queue or wire may move in one turn.
 const BUDGET: usize = 64;
-/// Control commands in one turn.
-const CONTROL_BUDGET: usize = 16;
 
 /// How long a function that took the place of another waits for its wires, so that it does not drop frames that
 /// its driver gave to the one before.
@@ -36,44 +31,13 @@ const WIRING: Duration = Duration::from_millis(500);
 /// wait.
 pub type Report = Arc<dyn Fn(FunctionState) + Send + Sync>;
 
-/// The MAC address that the driver set, for the register side: 0 when it set none.
-#[derive(Debug, Default)]
-pub struct MacOverride(AtomicU64);
-
-impl MacOverride {
-    /// The address, if the driver set one.
-    pub fn get(&self) -> Option<Mac> {
-        let bits = self.0.load(Ordering::Acquire);
-        let [0x01, _, mac @ ..] = bits.to_be_bytes() else {
-            return None;
-        };
-        Some(mac)
-    }
-
-    pub(crate) fn set(&self, mac: Option<Mac>) {
-        let bits = mac.map_or(0, |[a, b, c, d, e, f]| {
-            u64::from_be_bytes([1, 0, a, b, c, d, e, f])
-        });
-        self.0.store(bits, Ordering::Release);
-    }
-}
-
-/// A driver's session, from DRIVER_OK to reset.
-#[derive(Debug)]
-struct Session {
-    features: u64,
-    settings: Settings,
-    receiver: Receiver,
-    mergeable: bool,
-}
-
 /// The function on the data path.
 pub struct NetDevice {
     id: u32,
     spec: VirtioNetSpec,
     signals: Arc<Signals>,
     memory: DotReader,
-    mac: Arc<MacOverride>,
+    config: Arc<ConfigOverride>,
     report: Report,
     queues: Vec<NetQueue>,
     session: Option<Session>,
@@ -85,10 +49,13 @@ pub struct NetDevice {
     wired: bool,
     /// Until when it waits for its wires.
     unwired: Option<Instant>,
+    /// The driver is to be asked to announce itself where nobody else tells who is where.
+    announce: bool,
     /// Where settings are noted for the next process.
     state: Option<Arc<State>>,
     pool: Pool,
     command: Vec<u8>,
+    result: Vec<u8>,
 }
 
 impl std::fmt::Debug for NetDevice {
@@ -109,7 +76,7 @@ impl NetDevice {
         spec: VirtioNetSpec,
         signals: Arc<Signals>,
         memory: DotReader,
-        mac: Arc<MacOverride>,
+        config: Arc<ConfigOverride>,
         report: Report,
     ) -> Self {
         let queues = (0..queue_count(&spec))
@@ -120,7 +87,7 @@ impl NetDevice {
             spec,
             signals,
             memory,
-            mac,
+            config,
             report,
             queues,
             session: None,
@@ -129,9 +96,11 @@ impl NetDevice {
             stalled: false,
             wired: false,
             unwired: None,
+            announce: false,
             state: None,
             pool: Pool::default(),
             command: Vec::new(),
+            result: Vec::new(),
         }
     }
 
@@ -162,9 +131,15 @@ impl NetDevice {
             if saved::apply(&noted, &mut session.settings).is_none() {
                 log::error!("function {}: settings of the driver are lost", self.id);
             }
+            session.take_offloads();
             let mac = session.settings.filter.mac;
-            self.mac.set((mac != self.spec.mac).then_some(mac));
+            self.config.set_mac((mac != self.spec.mac).then_some(mac));
+            for queue in &mut self.queues {
+                let wish = session.settings.coalescing.of(queue.index);
+                queue.moderation.set_wish(queue.index % 2 == 1, wish);
+            }
         }
+        self.announce = features & features::GUEST_ANNOUNCE != 0;
         // They may have come before this.
         self.unwired = (!self.wired).then(|| Instant::now() + WIRING);
         // Some may have been due.
@@ -184,26 +159,42 @@ impl NetDevice {
         &mut self,
         features: u64,
         setups: &[QueueSetup],
-        ring: fn(QueueSetup, bool, bool) -> Ring,
+        ring: fn(QueueSetup, RingFeatures, Option<QueueNote>) -> Ring,
     ) {
-        let event_idx = features & feature::EVENT_IDX != 0;
-        let indirect = features & feature::INDIRECT_DESC != 0;
+        let negotiated = RingFeatures::of(features);
         for (queue, setup) in self.queues.iter_mut().zip(setups) {
-            let ring = setup.enabled.then(|| ring(*setup, event_idx, indirect));
-            queue.set_ring(ring);
+            let note = note_of(self.state.as_ref(), queue.index);
+            queue.set_ring(setup.enabled.then(|| ring(*setup, negotiated, note)));
         }
-        self.session = Some(Session {
-            features,
-            settings: Settings::new(self.spec.mac, features, self.spec.queue_pairs),
-            receiver: Receiver {
-                csum: features & features::GUEST_CSUM != 0,
-                tso4: features & features::GUEST_TSO4 != 0,
-                tso6: features & features::GUEST_TSO6 != 0,
-                ecn: false,
-                mtu: self.spec.mtu,
-            },
-            mergeable: features & features::MRG_RXBUF != 0,
-        });
+        for queue in &mut self.queues {
+            queue.begin_figures(self.signals.kicks(queue.index));
+            queue.moderation.set_wish(queue.index % 2 == 1, None);
+        }
+        self.session = Some(Session::new(&self.spec, features));
+    }
+
+    /// A queue that was reset alone goes on with an empty ring.
+    pub fn start_queue(&mut self, index: u16, setup: QueueSetup) {
+        let (Some(session), Some(queue)) = (&self.session, self.queues.get_mut(usize::from(index)))
+        else {
+            return;
+        };
+        let note = note_of(self.state.as_ref(), index);
+        let ring = Ring::new(setup, RingFeatures::of(session.features), note);
+        queue.set_ring(Some(ring));
+    }
+
+    /// Lets go of one queue; what others do goes on.
+    pub fn stop_queue(&mut self, index: u16, links: &mut Links) {
+        if let Some(queue) = self.queues.get_mut(usize::from(index)) {
+            queue.set_ring(None);
+            if let Some(session) = &mut self.session {
+                session.settings.coalescing.forget(index);
+                let wish = session.settings.coalescing.of(index);
+                queue.moderation.set_wish(index % 2 == 1, wish);
+            }
+        }
+        links.forget_blocked_by(index);
     }
 
     /// Lets go of all queues; nothing of the driver's memory is touched after this.
@@ -215,7 +206,9 @@ impl NetDevice {
         self.session = None;
         self.stalled = false;
         self.unwired = None;
-        self.mac.set(None);
+        self.announce = false;
+        self.config.set_mac(None);
+        self.config.set_announce(false);
         if let Some(state) = &self.state {
             state.drop_section(Section::DataPath);
         }
@@ -237,6 +230,9 @@ impl NetDevice {
             return false;
         }
         self.unwired = None;
+        if std::mem::take(&mut self.announce) {
+            self.ask_to_announce(links);
+        }
         if self.session.is_none() || !self.bus_master {
             return self.discard(links);
         }
@@ -254,10 +250,21 @@ impl NetDevice {
         }
     }
 
-    /// The function, and it alone, waits for a reset by its driver.
-    fn fail(&mut self, queue: u16, error: RingError, links: &mut Links) {
-        log::warn!("function {}: queue {queue} stopped: {error}", self.id);
-        self.stop(links);
+    /// Asks the driver to tell the network behind wires that learn addresses where it is.
+    fn ask_to_announce(&self, links: &Links) {
+        if links.iter().any(|link| link.learning_slot().is_some()) {
+            self.config.set_announce(true);
+            self.signals.config_changed();
+        }
+    }
+
+    /// The queue, and it alone, stops; the driver is asked for a reset.
+    fn fail(&mut self, index: u16, error: RingError, links: &mut Links) {
+        log::warn!("function {}: queue {index} stopped: {error}", self.id);
+        if let Some(queue) = self.queues.get_mut(usize::from(index)) {
+            queue.count_drop(error.name());
+        }
+        self.stop_queue(index, links);
         if self.signals.set_needs_reset() {
             (self.report)(FunctionState::NeedsReset);
         }
@@ -302,35 +309,49 @@ impl NetDevice {
             Err(error) => Err((queue, error)),
         };
         let mut done = 0;
-        if let Some(queue) = queues.last_mut() {
+        let at = usize::from(session.control).min(queues.len());
+        if let (others, [queue, ..]) = queues.split_at_mut(at) {
             let mut scratch = Scratch {
                 pool,
                 command: &mut self.command,
+                result: &mut self.result,
+            };
+            let source = Others {
+                queues: others,
+                signals,
+                control: session.control,
             };
             let notes = state.as_deref();
-            let commands = commands(queue, &view, session, &self.mac, notes, &mut scratch);
+            let before = session.settings.commands.all;
+            let commands = session::commands(queue, &view, &source, session, notes, &mut scratch);
+            if session.settings.commands.all != before {
+                session::obey(session, others, &self.config, self.spec.mac);
+            }
             done += note(queue.index, commands)?;
             interrupt(queue, &view, signals);
         }
         let limits = Limits {
             features: session.features,
+            header: session.header,
             mtu: self.spec.mtu,
             link_up: self.link_up,
         };
         let pairs = usize::from(session.settings.pairs);
         for (pair, queue) in queues.iter_mut().skip(1).step_by(2).enumerate() {
             settle(queue, &view);
-            let before = queue.bytes();
+            let (_, before) = queue.moved();
+            let mut frames = 0;
             if pair < pairs {
                 let sent = transmit::burst(queue, &view, links, &limits, &mut pool.parts, BUDGET);
-                done += note(queue.index, sent)?;
+                frames = note(queue.index, sent)?;
+                done += frames;
             }
-            let (untold, bytes) = (queue.untold(), queue.bytes() - before);
-            queue.moderation.untold(untold, bytes, links.now());
-            if queue.moderation.is_due(links.now()) {
-                interrupt(queue, &view, signals);
-                queue.moderation.untold(queue.untold(), 0, links.now());
-            }
+            let bytes = queue.moved().1 - before;
+            tell(queue, &view, signals, (frames as u64, bytes), links.now());
+        }
+        for queue in queues.iter_mut().step_by(2).take(pairs) {
+            settle(queue, &view);
+            queue.mark();
         }
         let split = links.split();
         for link in split.wires {
@@ -345,6 +366,7 @@ impl NetDevice {
                 settings: &session.settings,
                 receiver: session.receiver,
                 mergeable: session.mergeable,
+                header: session.header,
                 link_up: self.link_up,
                 parts: Parts::reuse(std::mem::take(&mut pool.parts)),
                 heads: &mut pool.heads,
@@ -364,7 +386,8 @@ impl NetDevice {
             }
         }
         for queue in queues.iter_mut().step_by(2).take(pairs) {
-            interrupt(queue, &view, signals);
+            let moved = queue.moved_since_mark();
+            tell(queue, &view, signals, moved, links.now());
         }
         links.flush();
         match unmapped {
@@ -392,7 +415,7 @@ impl NetDevice {
         };
         let pairs = 2 * session.settings.pairs;
         let view = self.memory.pin();
-        let control = 2 * self.spec.queue_pairs;
+        let control = session.control;
         for queue in &mut self.queues {
             let asks = match queue.index {
                 index if index == control => true,
@@ -478,6 +501,10 @@ pub fn queue_count(spec: &VirtioNetSpec) -> u16 {
     2 * spec.queue_pairs + 1
 }
 
+fn note_of(state: Option<&Arc<State>>, queue: u16) -> Option<QueueNote> {
+    state.map(|state| QueueNote::new(state.clone(), queue))
+}
+
 /// Forgets what the driver found out by itself or does not want to know.
 fn settle(queue: &mut NetQueue, view: &DotView<'_>) {
     if queue.moderation.waits() {
@@ -500,69 +527,21 @@ fn interrupt(queue: &mut NetQueue, view: &DotView<'_>, signals: &Signals) {
     }
 }
 
-/// Memory that commands need for a moment.
-struct Scratch<'a> {
-    pool: &'a mut Pool,
-    command: &'a mut Vec<u8>,
-}
-
-/// Answers control commands.
-fn commands(
+/// Interrupts for what was moved now or before, if it is time.
+fn tell(
     queue: &mut NetQueue,
     view: &DotView<'_>,
-    session: &mut Session,
-    mac: &MacOverride,
-    notes: Option<&State>,
-    Scratch { pool, command }: &mut Scratch<'_>,
-) -> Result<usize, RingError> {
-    let Some((mut ring, mut counters)) = queue.parts(view) else {
-        return Ok(0);
-    };
-    let mut parts = Parts::reuse(std::mem::take(&mut pool.parts));
-    let mut done = 0;
-    while done < CONTROL_BUDGET {
-        let Some(head) = ring.pop()? else {
-            break;
-        };
-        parts.clear();
-        done += 1;
-        let written = match ring.walk(head, &mut parts) {
-            Ok(walked) if walked.writable != 0 => {
-                let readable = parts.slices().get(..walked.readable_slices);
-                command.clear();
-                for slice in readable.unwrap_or_default() {
-                    let room = control::MAX_COMMAND - command.len();
-                    let start = command.len();
-                    command.resize(start + slice.len().min(room), 0);
-                    slice.copy_to(command.get_mut(start..).unwrap_or_default());
-                }
-                let before = session.settings.filter.mac;
-                let answer = session.settings.execute(command);
-                if session.settings.filter.mac != before {
-                    mac.set(Some(session.settings.filter.mac));
-                }
-                // Before the driver hears of it.
-                if let Some(notes) = notes {
-                    notes.save(Section::DataPath, &saved::to_bytes(&session.settings));
-                }
-                parts.write(walked.readable as usize, &[answer]);
-                counters.moved(command.len());
-                1
-            }
-            Ok(_) => {
-                counters.dropped(drop_reason::NO_ANSWER_ROOM);
-                0
-            }
-            Err(bad) => {
-                counters.dropped(bad.name());
-                0
-            }
-        };
-        ring.push_used(head, written)?;
-        ring.publish()?;
+    signals: &Signals,
+    (frames, bytes): (u64, u64),
+    now: Instant,
+) {
+    let any = queue.is_untold();
+    queue.moderation.untold(any, frames, bytes, now);
+    if queue.moderation.is_due(now) {
+        interrupt(queue, view, signals);
+        let any = queue.is_untold();
+        queue.moderation.untold(any, 0, 0, now);
     }
-    pool.parts = parts.retire();
-    Ok(done)
 }
 
 #[cfg(test)]

@@ -1,9 +1,22 @@
 //! `struct virtio_net_hdr_v1` (virtio 1.3 §5.1.6) and [`FrameMeta`].
 
+use super::features;
+use super::hash::Hash;
 use crate::frame::FrameMeta;
 
 /// Bytes of the header; with VERSION_1 it always has `num_buffers`.
 pub const HEADER_BYTES: usize = 12;
+/// The same with a hash (`struct virtio_net_hdr_v1_hash`).
+pub const HASH_HEADER_BYTES: usize = 20;
+
+/// Bytes of the header with these features.
+pub fn bytes_of(features: u64) -> usize {
+    if features & features::HASH_REPORT != 0 {
+        HASH_HEADER_BYTES
+    } else {
+        HEADER_BYTES
+    }
+}
 
 /// The facts in a header of a driver. `num_buffers` means nothing on transmit. DATA_VALID and
 /// unknown flags are dropped: a driver may not set them (§5.1.6.2.1).
@@ -17,6 +30,20 @@ pub fn parse(bytes: &[u8; HEADER_BYTES]) -> FrameMeta {
         csum_start: u16::from_le_bytes([sl, sh]),
         csum_offset: u16::from_le_bytes([ol, oh]),
     }
+}
+
+/// The same with what was hashed.
+pub fn emit_with_hash(meta: &FrameMeta, buffers: u16, hash: Hash) -> [u8; HASH_HEADER_BYTES] {
+    let mut bytes = [0; HASH_HEADER_BYTES];
+    let parts = [
+        &emit(meta, buffers)[..],
+        &hash.value.to_le_bytes(),
+        &hash.report.to_le_bytes(),
+    ];
+    for (to, from) in bytes.iter_mut().zip(parts.into_iter().flatten()) {
+        *to = *from;
+    }
+    bytes
 }
 
 /// The header of a received frame in `buffers` buffers.
@@ -66,6 +93,17 @@ mod tests {
         let bytes = emit(&meta, 0x1234);
         assert_eq!(bytes[10..], [0x34, 0x12]);
         assert_eq!(parse(&bytes), meta);
+    }
+
+    #[test]
+    fn a_hash_stands_behind_the_header() {
+        let hash = Hash {
+            value: 0x0403_0201,
+            report: 9,
+        };
+        let bytes = emit_with_hash(&FrameMeta::default(), 2, hash);
+        assert_eq!(bytes[..12], emit(&FrameMeta::default(), 2));
+        assert_eq!(bytes[12..], [1, 2, 3, 4, 9, 0, 0, 0]);
     }
 
     #[test]

@@ -192,6 +192,16 @@ impl Links {
         }
     }
 
+    /// The frames that wait for this receive queue do not wait any more.
+    pub fn forget_blocked_by(&mut self, queue: u16) {
+        for link in &mut self.wires {
+            if link.blocked.is_some_and(|blocked| blocked.queue == queue) {
+                link.blocked = None;
+                link.segments_done = 0;
+            }
+        }
+    }
+
     /// Sends a frame of the function. `last_try`: drop it where there is no room.
     pub fn forward(&mut self, frame: &Frame<'_>, last_try: bool) -> Forwarded {
         let mut start = [0; L2Header::BYTES];

@@ -1,6 +1,7 @@
 //! A virtqueue of the function with what is counted about it.
 
 use super::moderation::Moderation;
+use crate::frame::FrameMeta;
 use crate::virtio::ring::{Attached, Ring};
 use dot_iommu::DotView;
 use m2m_fabric::proto::QueueStats;
@@ -39,6 +40,60 @@ pub mod drop_reason {
     pub const NO_ANSWER_ROOM: &str = "no-answer-room";
 }
 
+/// What drivers ask about a queue (device statistics), since DRIVER_OK.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Notifications by the driver.
+    pub kicks: u64,
+    /// Frames moved.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Interrupts.
+    pub interrupts: u64,
+    /// Frames dropped for any reason.
+    pub drops: u64,
+    /// Of those, for want of receive buffers.
+    pub overruns: u64,
+    /// Of those, because they were no frames.
+    pub malformed: u64,
+    /// Frames whose checksum was left to the other side.
+    pub needs_csum: u64,
+    /// Frames that were to be segmented.
+    pub gso_packets: u64,
+    /// Their bytes.
+    pub gso_bytes: u64,
+}
+
+impl Figures {
+    fn since(self, base: Self) -> Self {
+        let less = |now: u64, then: u64| now.saturating_sub(then);
+        Self {
+            kicks: less(self.kicks, base.kicks),
+            packets: less(self.packets, base.packets),
+            bytes: less(self.bytes, base.bytes),
+            interrupts: less(self.interrupts, base.interrupts),
+            drops: less(self.drops, base.drops),
+            overruns: less(self.overruns, base.overruns),
+            malformed: less(self.malformed, base.malformed),
+            needs_csum: less(self.needs_csum, base.needs_csum),
+            gso_packets: less(self.gso_packets, base.gso_packets),
+            gso_bytes: less(self.gso_bytes, base.gso_bytes),
+        }
+    }
+}
+
+/// Reasons that are not the frame's fault.
+const NOT_MALFORMED: [&str; 7] = [
+    drop_reason::LINK_DOWN,
+    drop_reason::NO_PORT,
+    drop_reason::PORT_FULL,
+    drop_reason::PORT_REFUSED,
+    drop_reason::NOT_RUNNING,
+    drop_reason::FILTERED,
+    drop_reason::NO_BUFFER,
+];
+
 /// One queue. Counters live as long as the function, the ring from DRIVER_OK to reset.
 #[derive(Debug)]
 pub struct NetQueue {
@@ -49,11 +104,23 @@ pub struct NetQueue {
     packets: u64,
     bytes: u64,
     interrupts: u64,
+    offloads: Offloads,
     drops: BTreeMap<&'static str, u64>,
+    /// What was counted before DRIVER_OK.
+    base: Figures,
+    marked: (u64, u64),
     /// Since when its frames find no room.
     pub blocked: Option<Instant>,
-    /// What its driver was not told yet; transmit queues only.
+    /// What its driver was not told yet.
     pub moderation: Moderation,
+}
+
+/// Counts of frames with offload facts.
+#[derive(Debug, Clone, Copy, Default)]
+struct Offloads {
+    needs_csum: u64,
+    gso_packets: u64,
+    gso_bytes: u64,
 }
 
 impl NetQueue {
@@ -71,9 +138,12 @@ impl NetQueue {
             packets: 0,
             bytes: 0,
             interrupts: 0,
+            offloads: Offloads::default(),
             drops: BTreeMap::new(),
+            base: Figures::default(),
+            marked: (0, 0),
             blocked: None,
-            moderation: Moderation::default(),
+            moderation: Moderation::new(index % 2 == 1),
         }
     }
 
@@ -103,6 +173,7 @@ impl NetQueue {
         let counters = Counters {
             packets: &mut self.packets,
             bytes: &mut self.bytes,
+            offloads: &mut self.offloads,
             drops: &mut self.drops,
         };
         Some((ring, counters))
@@ -113,14 +184,52 @@ impl NetQueue {
         *self.drops.entry(reason).or_default() += 1;
     }
 
-    /// Buffers that its driver was not told of.
-    pub fn untold(&self) -> u16 {
-        self.ring.as_ref().map_or(0, Ring::untold)
+    /// Whether there are buffers that its driver was not told of.
+    pub fn is_untold(&self) -> bool {
+        self.ring.as_ref().is_some_and(|ring| ring.untold() != 0)
     }
 
-    /// Bytes moved since the start.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
+    /// Frames and bytes moved since the start.
+    pub fn moved(&self) -> (u64, u64) {
+        (self.packets, self.bytes)
+    }
+
+    /// Notes what was moved so far.
+    pub fn mark(&mut self) {
+        self.marked = (self.packets, self.bytes);
+    }
+
+    /// Frames and bytes moved since then.
+    pub fn moved_since_mark(&self) -> (u64, u64) {
+        let (packets, bytes) = self.marked;
+        (self.packets - packets, self.bytes - bytes)
+    }
+
+    /// What a driver asks; `kicks`: notifications since the start.
+    pub fn figures(&self, kicks: u64) -> Figures {
+        self.all_figures(kicks).since(self.base)
+    }
+
+    /// A driver begins: its figures begin at 0.
+    pub fn begin_figures(&mut self, kicks: u64) {
+        self.base = self.all_figures(kicks);
+    }
+
+    fn all_figures(&self, kicks: u64) -> Figures {
+        let malformed = self.drops.iter();
+        let malformed = malformed.filter(|(reason, _)| !NOT_MALFORMED.contains(reason));
+        Figures {
+            kicks,
+            packets: self.packets,
+            bytes: self.bytes,
+            interrupts: self.interrupts,
+            drops: self.drops.values().sum(),
+            overruns: self.drops.get(drop_reason::NO_BUFFER).copied().unwrap_or(0),
+            malformed: malformed.map(|(_, count)| count).sum(),
+            needs_csum: self.offloads.needs_csum,
+            gso_packets: self.offloads.gso_packets,
+            gso_bytes: self.offloads.gso_bytes,
+        }
     }
 
     /// Counts an interrupt.
@@ -151,14 +260,23 @@ impl NetQueue {
 pub struct Counters<'a> {
     packets: &'a mut u64,
     bytes: &'a mut u64,
+    offloads: &'a mut Offloads,
     drops: &'a mut BTreeMap<&'static str, u64>,
 }
 
 impl Counters<'_> {
     /// Counts a frame that was moved.
-    pub fn moved(&mut self, bytes: usize) {
+    #[inline]
+    pub fn moved(&mut self, bytes: usize, meta: &FrameMeta) {
         *self.packets += 1;
         *self.bytes += bytes as u64;
+        if meta.needs_csum() {
+            self.offloads.needs_csum += 1;
+            if meta.is_gso() {
+                self.offloads.gso_packets += 1;
+                self.offloads.gso_bytes += bytes as u64;
+            }
+        }
     }
 
     /// Counts a dropped frame.

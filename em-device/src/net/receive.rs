@@ -1,7 +1,8 @@
 //! From a wire to a receive queue.
 
 use super::control::Settings;
-use super::header::{self, HEADER_BYTES};
+use super::hash::{HASH_START, Hash};
+use super::header::{self, HASH_HEADER_BYTES};
 use super::links::{self, Blocked, Link};
 use super::queue::{Counters, NetQueue, drop_reason};
 use super::steer::{self, STEER_BYTES};
@@ -10,14 +11,16 @@ use crate::frame::{Frame, FrameMeta};
 use crate::offload::{Needs, Receiver, Segmenter, finished_checksum};
 use crate::port::{Rx, RxSink};
 use crate::virtio::chain::{Parts, Spare};
-use crate::virtio::ring::{Attached, RingError};
+use crate::virtio::ring::{Attached, Head, MAX_TOGETHER, RingError, Taken};
 use dot_iommu::DotView;
 use std::time::{Duration, Instant};
+
+const _: () = assert!(HASH_START >= STEER_BYTES);
 
 /// How long a frame waits for receive buffers before it is dropped.
 pub const PATIENCE: Duration = Duration::from_millis(100);
 /// Buffers that one frame is merged into at most.
-const MAX_MERGED: usize = 512;
+const MAX_MERGED: usize = MAX_TOGETHER;
 
 /// What lives from burst to burst so that no frame allocates.
 #[derive(Debug, Default)]
@@ -25,7 +28,7 @@ pub struct Pool {
     /// Buffers of a frame.
     pub parts: Spare,
     /// Heads of a frame with the room behind each.
-    pub heads: Vec<(u16, u64)>,
+    pub heads: Vec<(Head, u64)>,
     /// Segments of a frame.
     pub segmenter: Segmenter,
 }
@@ -61,12 +64,14 @@ pub struct Sink<'s, 'v> {
     pub receiver: Receiver,
     /// Whether the driver takes a frame in several buffers.
     pub mergeable: bool,
+    /// Bytes of the header in front of a frame.
+    pub header: usize,
     /// Whether the link is up.
     pub link_up: bool,
     /// Buffers of a frame.
     pub parts: Parts<'v>,
     /// Heads of a frame.
-    pub heads: &'s mut Vec<(u16, u64)>,
+    pub heads: &'s mut Vec<(Head, u64)>,
     /// For drivers without large segments.
     pub segmenter: &'s mut Segmenter,
     /// State of the wire.
@@ -96,10 +101,10 @@ impl Bytes<'_> {
         }
     }
 
-    fn copy(&self, to: &Parts<'_>) -> usize {
+    fn copy(&self, to: &Parts<'_>, at: usize) -> usize {
         match self {
-            Self::Frame(frame) => frame.copy_into(0, to.slices(), HEADER_BYTES),
-            Self::Slice(slice) => to.write(HEADER_BYTES, slice),
+            Self::Frame(frame) => frame.copy_into(0, to.slices(), at),
+            Self::Slice(slice) => to.write(at, slice),
         }
     }
 }
@@ -114,13 +119,21 @@ enum Delivered {
 
 impl RxSink for Sink<'_, '_> {
     fn frame(&mut self, frame: &Frame<'_>) -> Rx {
-        let mut start = [0; STEER_BYTES];
-        let known = frame.copy_out(0, &mut start);
+        let mut start = [0; HASH_START];
+        let hasher = self.settings.hasher.as_ref();
+        let looked_at = if hasher.is_some() {
+            HASH_START
+        } else {
+            STEER_BYTES
+        };
+        let known = frame.copy_out(0, start.get_mut(..looked_at).unwrap_or_default());
         let start = start.get(..known).unwrap_or_default();
         self.learner.learn(start);
-        let pair = match self.settings.pairs {
-            0 | 1 => 0,
-            pairs => (steer::flow_hash(start) % u32::from(pairs)) as u16,
+        let hash = hasher.map(|hasher| hasher.hash(start)).unwrap_or_default();
+        let pair = match (&self.settings.indirection, self.settings.pairs) {
+            (Some(indirection), _) => indirection.pair(hash),
+            (None, 0 | 1) => 0,
+            (None, pairs) => (steer::flow_hash(start) % u32::from(pairs)) as u16,
         };
         let queue = 2 * pair;
         if !self.link_up {
@@ -131,17 +144,18 @@ impl RxSink for Sink<'_, '_> {
         }
         let meta = self.receiver.meta(&frame.meta);
         let delivered = match self.receiver.needs(&frame.meta, frame.len()) {
-            Needs::PassThrough => self.deliver(queue, Bytes::Frame(frame), &meta, None),
+            Needs::PassThrough => self.deliver(queue, Bytes::Frame(frame), (&meta, hash), None),
             Needs::CompleteChecksum => match finished_checksum(frame) {
                 Ok(sum) => {
                     let at =
                         usize::from(frame.meta.csum_start) + usize::from(frame.meta.csum_offset);
                     let patch = Some((at, sum.to_be_bytes()));
-                    self.deliver(queue, Bytes::Frame(frame), &FrameMeta::default(), patch)
+                    let meta = FrameMeta::default();
+                    self.deliver(queue, Bytes::Frame(frame), (&meta, hash), patch)
                 }
                 Err(_) => Ok(Delivered::Dropped(drop_reason::BAD_OFFLOAD)),
             },
-            Needs::Segment => self.segments(queue, frame),
+            Needs::Segment => self.segments(queue, frame, hash),
             Needs::Drop(_) => Ok(Delivered::Dropped(drop_reason::ABOVE_MTU)),
         };
         match delivered {
@@ -183,7 +197,12 @@ impl<'v> Sink<'_, 'v> {
         Rx::Later
     }
 
-    fn segments(&mut self, queue: u16, frame: &Frame<'_>) -> Result<Delivered, RingError> {
+    fn segments(
+        &mut self,
+        queue: u16,
+        frame: &Frame<'_>,
+        hash: Hash,
+    ) -> Result<Delivered, RingError> {
         let mut segmenter = std::mem::take(self.segmenter);
         let skip = *self.segments_done;
         let (mut number, mut result) = (0, Ok(Delivered::Yes));
@@ -192,7 +211,8 @@ impl<'v> Sink<'_, 'v> {
             if number <= skip {
                 return true;
             }
-            result = self.deliver(queue, Bytes::Slice(segment), &FrameMeta::default(), None);
+            let meta = FrameMeta::default();
+            result = self.deliver(queue, Bytes::Slice(segment), (&meta, hash), None);
             if result == Ok(Delivered::Yes) {
                 *self.segments_done = number;
             }
@@ -213,20 +233,20 @@ impl<'v> Sink<'_, 'v> {
         &mut self,
         queue: u16,
         bytes: Bytes<'_>,
-        meta: &FrameMeta,
+        (meta, hash): (&FrameMeta, Hash),
         patch: Option<(usize, [u8; 2])>,
     ) -> Result<Delivered, RingError> {
         let found = self.queues.get_mut(usize::from(queue));
         let Some((mut ring, mut counters)) = found.and_then(|queue| queue.parts(self.view)) else {
             return Ok(Delivered::Dropped(drop_reason::NOT_RUNNING));
         };
-        let need = (HEADER_BYTES + bytes.len()) as u64;
+        let need = (self.header + bytes.len()) as u64;
         let gathered = gather(
             &mut ring,
             &mut counters,
             &mut self.parts,
             self.heads,
-            need,
+            (need, self.header as u64),
             self.mergeable,
         );
         match gathered {
@@ -236,11 +256,16 @@ impl<'v> Sink<'_, 'v> {
                 return other;
             }
         }
-        let header = header::emit(meta, self.heads.len() as u16);
-        self.parts.write(0, &header);
-        bytes.copy(&self.parts);
+        let buffers = self.heads.len() as u16;
+        if self.header == HASH_HEADER_BYTES {
+            let header = header::emit_with_hash(meta, buffers, hash);
+            self.parts.write(0, &header);
+        } else {
+            self.parts.write(0, &header::emit(meta, buffers));
+        }
+        bytes.copy(&self.parts, self.header);
         if let Some((at, sum)) = patch {
-            self.parts.write(HEADER_BYTES + at, &sum);
+            self.parts.write(self.header + at, &sum);
         }
         let mut left = need;
         for (head, room) in self.heads.iter() {
@@ -248,8 +273,8 @@ impl<'v> Sink<'_, 'v> {
             left -= written;
             ring.push_used(*head, written as u32)?;
         }
-        ring.publish()?;
-        counters.moved(bytes.len());
+        ring.publish_together()?;
+        counters.moved(bytes.len(), meta);
         Ok(Delivered::Yes)
     }
 }
@@ -259,8 +284,8 @@ fn gather<'v>(
     ring: &mut Attached<'_, 'v>,
     counters: &mut Counters<'_>,
     parts: &mut Parts<'v>,
-    heads: &mut Vec<(u16, u64)>,
-    need: u64,
+    heads: &mut Vec<(Head, u64)>,
+    (need, header): (u64, u64),
     mergeable: bool,
 ) -> Result<Delivered, RingError> {
     parts.clear();
@@ -268,15 +293,15 @@ fn gather<'v>(
     let (mut room, mut bad_heads) = (0, 0);
     // A driver that offers bad buffers without pause does not hold the data path.
     while bad_heads <= ring.size() {
-        let popped = ring.pop();
-        let Ok(Some(head)) = popped else {
-            ring.unpop(heads.len() as u16);
+        let popped = ring.pop(parts);
+        let Ok(Some(Taken { head, chain })) = popped else {
+            put_back(ring, heads);
             return popped.map(|_| Delivered::NoRoom);
         };
-        let bad = match ring.walk(head, parts) {
+        let bad = match chain {
             Ok(walked) if walked.readable != 0 => Some(drop_reason::WRONG_DIRECTION),
             // The header must fit into the first buffer (virtio 1.3 §5.1.6.3.1).
-            Ok(walked) if walked.writable < HEADER_BYTES as u64 => Some(drop_reason::SMALL_BUFFER),
+            Ok(walked) if walked.writable < header => Some(drop_reason::SMALL_BUFFER),
             Ok(walked) => {
                 heads.push((head, walked.writable));
                 room += walked.writable;
@@ -292,15 +317,21 @@ fn gather<'v>(
                 ring.push_used(head, 0)?;
             }
             ring.push_used(head, 0)?;
+            ring.publish()?;
             parts.clear();
             room = 0;
         } else if room >= need {
             return Ok(Delivered::Yes);
         } else if !mergeable || heads.len() >= MAX_MERGED.min(usize::from(ring.size())) {
             // The buffers may do for another frame.
-            ring.unpop(heads.len() as u16);
+            put_back(ring, heads);
             return Ok(Delivered::Dropped(drop_reason::SMALL_BUFFER));
         }
     }
     Ok(Delivered::NoRoom)
+}
+
+fn put_back(ring: &mut Attached<'_, '_>, heads: &[(Head, u64)]) {
+    // A ring has no more than fit.
+    ring.unpop(heads.iter().fold(0, |sum, (head, _)| sum + head.slots));
 }

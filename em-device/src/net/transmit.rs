@@ -1,13 +1,13 @@
 //! From a transmit queue to the wires.
 
 use super::features;
-use super::header::{self, HEADER_BYTES};
+use super::header::{self, HASH_HEADER_BYTES};
 use super::links::{Forwarded, Links};
 use super::queue::{NetQueue, drop_reason};
 use crate::frame::{Frame, FrameMeta, MAX_FRAME, MIN_FRAME};
 use crate::offload::{Needs, Receiver};
-use crate::virtio::chain::{Parts, Spare};
-use crate::virtio::ring::{Attached, RingError};
+use crate::virtio::chain::{BadChain, Parts, Spare, Walked};
+use crate::virtio::ring::RingError;
 use dot_iommu::DotView;
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,8 @@ const FLUSH_BYTES: usize = 128 << 10;
 pub struct Limits {
     /// Negotiated features.
     pub features: u64,
+    /// Bytes of the header in front of a frame.
+    pub header: usize,
     /// MTU of the function.
     pub mtu: u16,
     /// Whether the link is up.
@@ -47,32 +49,32 @@ pub fn burst(
     let (mut done, mut unseen) = (0, 0);
     let mut result = Ok(());
     while done < budget {
-        let head = match ring.pop() {
-            Ok(Some(head)) => head,
+        parts.clear();
+        let taken = match ring.pop(&mut parts) {
+            Ok(Some(taken)) => taken,
             Ok(None) => break,
             Err(error) => {
                 result = Err(error);
                 break;
             }
         };
-        parts.clear();
         let last_try = blocked.is_some_and(|since| since.elapsed() >= PATIENCE);
-        match frame(&ring, head, &mut parts, links, limits, last_try) {
-            (Forwarded::Full, _) => {
-                ring.unpop(1);
+        match frame(taken.chain, &mut parts, links, limits, last_try) {
+            (Forwarded::Full, ..) => {
+                ring.unpop(taken.head.slots);
                 blocked.get_or_insert_with(Instant::now);
                 break;
             }
-            (Forwarded::Sent, bytes) => {
-                counters.moved(bytes);
+            (Forwarded::Sent, bytes, meta) => {
+                counters.moved(bytes, &meta);
                 unseen += bytes;
                 blocked = None;
             }
             // A wire that stays full is not waited for at each frame anew.
-            (Forwarded::Dropped(reason), _) => counters.dropped(reason),
+            (Forwarded::Dropped(reason), ..) => counters.dropped(reason),
         }
         done += 1;
-        if let Err(error) = ring.push_used(head, 0) {
+        if let Err(error) = ring.push_used(taken.head, 0) {
             result = Err(error);
             break;
         }
@@ -91,29 +93,32 @@ pub fn burst(
     result.and(published).map(|()| done)
 }
 
-fn frame<'v>(
-    ring: &Attached<'_, 'v>,
-    head: u16,
-    parts: &mut Parts<'v>,
+fn frame(
+    chain: Result<Walked, BadChain>,
+    parts: &mut Parts<'_>,
     links: &mut Links,
     limits: &Limits,
     last_try: bool,
-) -> (Forwarded, usize) {
-    let drop = |reason| (Forwarded::Dropped(reason), 0);
-    match ring.walk(head, parts) {
+) -> (Forwarded, usize, FrameMeta) {
+    let drop = |reason| (Forwarded::Dropped(reason), 0, FrameMeta::default());
+    match chain {
         Ok(walked) if walked.writable != 0 => return drop(drop_reason::WRONG_DIRECTION),
         Ok(_) => {}
         Err(bad) => return drop(bad.name()),
     }
     // Read once: the driver may change it at any time.
-    let mut bytes = [0; HEADER_BYTES];
-    let Some(first) = parts.take_front(&mut bytes) else {
+    let mut bytes = [0; HASH_HEADER_BYTES];
+    let header = bytes.get_mut(..limits.header).unwrap_or_default();
+    let Some(first) = parts.take_front(header) else {
         return drop(drop_reason::SHORT_HEADER);
     };
-    let meta = header::parse(&bytes);
+    let Some(header) = bytes.first_chunk() else {
+        return drop(drop_reason::SHORT_HEADER);
+    };
+    let meta = header::parse(header);
     let frame = Frame::new(meta, parts.slices().get(first..).unwrap_or_default());
     match check(&frame, limits) {
-        Ok(()) => (links.forward(&frame, last_try), frame.len()),
+        Ok(()) => (links.forward(&frame, last_try), frame.len(), meta),
         Err(reason) => drop(reason),
     }
 }
@@ -127,13 +132,17 @@ fn check(frame: &Frame<'_>, limits: &Limits) -> Result<(), &'static str> {
         return Err(drop_reason::ABOVE_MTU);
     }
     let meta = &frame.meta;
-    let needed = match meta.gso() {
+    let mut needed = match meta.gso() {
         FrameMeta::GSO_NONE if meta.needs_csum() => features::CSUM,
         FrameMeta::GSO_NONE => 0,
         FrameMeta::GSO_TCPV4 => features::HOST_TSO4,
         FrameMeta::GSO_TCPV6 => features::HOST_TSO6,
+        FrameMeta::GSO_UDP => features::HOST_USO,
         _ => return Err(drop_reason::BAD_OFFLOAD),
     };
+    if meta.gso_type & FrameMeta::GSO_ECN != 0 {
+        needed |= features::HOST_ECN;
+    }
     if limits.features & needed != needed || meta.check(len).is_err() {
         return Err(drop_reason::BAD_OFFLOAD);
     }
@@ -142,6 +151,7 @@ fn check(frame: &Frame<'_>, limits: &Limits) -> Result<(), &'static str> {
         tso4: true,
         tso6: true,
         ecn: true,
+        uso: true,
         mtu: limits.mtu,
     };
     if matches!(wire.needs(meta, len), Needs::Drop(_)) {

@@ -86,7 +86,7 @@ fn fold(sum: u64) -> u16 {
 
 /// What goes into the field: in UDP, zero means that there is no checksum, and both zeroes of
 /// ones' complement are good in all others.
-fn never_zero(checksum: u16) -> u16 {
+pub(super) fn never_zero(checksum: u16) -> u16 {
     if checksum == 0 { 0xffff } else { checksum }
 }
 

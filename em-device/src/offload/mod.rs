@@ -1,4 +1,4 @@
-//! Checksums and TCP segmentation in software, for receivers and ports that do not do them.
+//! Checksums and segmentation in software, for receivers and ports that do not do them.
 
 pub mod checksum;
 mod headers;
@@ -21,6 +21,8 @@ pub struct Receiver {
     pub tso6: bool,
     /// The same with CWR (`GUEST_ECN`).
     pub ecn: bool,
+    /// UDP frames to be segmented, over IPv4 and IPv6 (`GUEST_USO4` and `GUEST_USO6`).
+    pub uso: bool,
     /// Largest IP packet in bytes.
     pub mtu: u16,
 }
@@ -62,6 +64,7 @@ impl Receiver {
             tso4: false,
             tso6: false,
             ecn: false,
+            uso: false,
             mtu,
         }
     }
@@ -73,13 +76,19 @@ impl Receiver {
         if meta.is_gso() {
             // TCP's options are not counted: their length is in the frame, and hdr_len is only a
             // hint. A sender with the receiver's MTU has left room for them.
-            let headers = usize::from(meta.csum_start).saturating_sub(MIN_FRAME) + 20;
+            let transport = if meta.gso() == FrameMeta::GSO_UDP {
+                8
+            } else {
+                20
+            };
+            let headers = usize::from(meta.csum_start).saturating_sub(MIN_FRAME) + transport;
             if headers + usize::from(meta.gso_size) > mtu + VLAN_TAG {
                 return Needs::Drop(DropReason::AboveMtu);
             }
             let kind = match meta.gso() {
                 FrameMeta::GSO_TCPV4 => self.tso4,
                 FrameMeta::GSO_TCPV6 => self.tso6,
+                FrameMeta::GSO_UDP => self.uso,
                 _ => false,
             };
             let ecn = self.ecn || meta.gso_type & FrameMeta::GSO_ECN == 0;
@@ -118,6 +127,7 @@ mod tests {
         tso4: true,
         tso6: true,
         ecn: true,
+        uso: true,
         mtu: 1500,
     };
 
@@ -162,6 +172,9 @@ mod tests {
         let no_ecn = Receiver { ecn: false, ..ALL };
         assert_eq!(no_ecn.needs(&tso(0x81, 1460), 64000), Needs::Segment);
         assert_eq!(no_ecn.needs(&tso(1, 1460), 64000), Needs::PassThrough);
+        let no_uso = Receiver { uso: false, ..ALL };
+        assert_eq!(ALL.needs(&tso(5, 1472), 64000), Needs::PassThrough);
+        assert_eq!(no_uso.needs(&tso(5, 1472), 64000), Needs::Segment);
     }
 
     #[test]

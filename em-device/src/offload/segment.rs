@@ -1,7 +1,8 @@
-//! TCP segmentation in software: one large frame becomes finished frames of `gso_size` payload.
+//! Segmentation in software: one large TCP or UDP frame becomes finished frames of `gso_size` payload.
 
 use super::checksum::Checksum;
-use super::headers::Headers;
+use super::checksum::never_zero;
+use super::headers::{Headers, TCP};
 use crate::frame::Frame;
 use thiserror::Error;
 
@@ -22,15 +23,15 @@ pub enum SegmentError {
     /// The IP header is none.
     #[error("the IP header has a wrong version or length")]
     BadIpHeader,
-    /// A fragment has no TCP header of its own.
+    /// A fragment has no transport header of its own.
     #[error("the packet is an IP fragment")]
     Fragment,
-    /// Something else than TCP follows.
-    #[error("IP protocol {0} is not TCP or cannot be passed over")]
-    NotTcp(u8),
+    /// Something else than the transport of the segmentation type follows.
+    #[error("IP protocol {0} is not that of the segmentation type or cannot be passed over")]
+    OtherTransport(u8),
     /// Headers and offload facts disagree.
-    #[error("TCP starts at {found}, not at {said} as the checksum fields say")]
-    TcpElsewhere {
+    #[error("the transport header starts at {found}, not at {said} as the checksum fields say")]
+    TransportElsewhere {
         /// By the headers.
         found: usize,
         /// `csum_start`.
@@ -66,7 +67,7 @@ impl Segmenter {
     /// checksums finished. The sink returns false to stop. Returns how many it took.
     ///
     /// # Errors
-    /// The frame is no TCP frame as its offload facts say; the sink saw nothing of it.
+    /// The frame is not what its offload facts say; the sink saw nothing of it.
     pub fn segment(
         &mut self,
         frame: &Frame<'_>,
@@ -129,7 +130,13 @@ struct Template<'a> {
 impl<'a> Template<'a> {
     fn new(start: &'a [u8], headers: Headers) -> Option<Self> {
         let bytes = start.get(..headers.payload)?;
-        let Headers { ipv6, ip, tcp, .. } = headers;
+        let Headers {
+            ipv6,
+            ip,
+            protocol,
+            transport,
+            ..
+        } = headers;
         let mut pseudo = Checksum::new();
         // Source and destination stand next to each other in both versions.
         pseudo.add(if ipv6 {
@@ -137,15 +144,21 @@ impl<'a> Template<'a> {
         } else {
             bytes.get(ip + 12..ip + 20)?
         });
-        pseudo.add_u16(6);
+        pseudo.add_u16(u16::from(protocol));
         let id = bytes.get(ip + 4..ip + 6)?;
-        let seq = bytes.get(tcp + 4..tcp + 8)?;
+        let (seq, flags) = if protocol == TCP {
+            let seq = bytes.get(transport + 4..transport + 8)?;
+            let seq = u32::from_be_bytes(seq.try_into().ok()?);
+            (seq, *bytes.get(transport + 13)?)
+        } else {
+            (0, 0)
+        };
         Some(Self {
             bytes,
             headers,
-            seq: u32::from_be_bytes(seq.try_into().ok()?),
+            seq,
             id: u16::from_be_bytes(id.try_into().ok()?),
-            flags: *bytes.get(tcp + 13)?,
+            flags,
             pseudo,
         })
     }
@@ -154,7 +167,13 @@ impl<'a> Template<'a> {
     /// payload, in front of the payload that is already in `segment`. `None` cannot happen once
     /// [`Headers::parse`] passed.
     fn write(&self, segment: &mut [u8], offset: usize, index: usize, last: bool) -> Option<()> {
-        let Headers { ipv6, ip, tcp, .. } = self.headers;
+        let Headers {
+            ipv6,
+            ip,
+            protocol,
+            transport,
+            ..
+        } = self.headers;
         segment
             .get_mut(..self.bytes.len())?
             .copy_from_slice(self.bytes);
@@ -168,25 +187,37 @@ impl<'a> Template<'a> {
             put(segment, ip + 4, &id.to_be_bytes())?;
             put(segment, ip + 10, &[0, 0])?;
             let mut sum = Checksum::new();
-            sum.add(segment.get(ip..tcp)?);
+            sum.add(segment.get(ip..transport)?);
             put(segment, ip + 10, &sum.finish().to_be_bytes())?;
         }
 
-        let seq = self.seq.wrapping_add(offset as u32);
-        put(segment, tcp + 4, &seq.to_be_bytes())?;
-        let mut flags = self.flags;
-        if !last {
-            flags &= !(FIN | PSH);
-        }
-        if index > 0 {
-            flags &= !CWR;
-        }
-        put(segment, tcp + 13, &[flags])?;
-        put(segment, tcp + 16, &[0, 0])?;
+        let field = if protocol == TCP {
+            let seq = self.seq.wrapping_add(offset as u32);
+            put(segment, transport + 4, &seq.to_be_bytes())?;
+            let mut flags = self.flags;
+            if !last {
+                flags &= !(FIN | PSH);
+            }
+            if index > 0 {
+                flags &= !CWR;
+            }
+            put(segment, transport + 13, &[flags])?;
+            transport + 16
+        } else {
+            let len = (segment.len() - transport) as u16;
+            put(segment, transport + 4, &len.to_be_bytes())?;
+            transport + 6
+        };
+        put(segment, field, &[0, 0])?;
         let mut sum = self.pseudo;
-        sum.add_u32((segment.len() - tcp) as u32);
-        sum.add(segment.get(tcp..)?);
-        put(segment, tcp + 16, &sum.finish().to_be_bytes())
+        sum.add_u32((segment.len() - transport) as u32);
+        sum.add(segment.get(transport..)?);
+        let sum = match protocol {
+            TCP => sum.finish(),
+            // A UDP checksum of zero would mean that there is none.
+            _ => never_zero(sum.finish()),
+        };
+        put(segment, field, &sum.to_be_bytes())
     }
 }
 

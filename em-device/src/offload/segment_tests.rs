@@ -148,7 +148,7 @@ proptest! {
         let all = segments(&bytes, meta).unwrap();
         let size = usize::from(sample.gso_size);
         prop_assert_eq!(all.len(), sample.payload.len().div_ceil(size).max(1));
-        let mut joined = Vec::new();
+        let mut joined: Vec<u8> = Vec::new();
         for (i, segment) in all.iter().enumerate() {
             let (seq, flags, id, payload) = verify(segment);
             prop_assert_eq!(seq, sample.seq.wrapping_add(joined.len() as u32));
@@ -252,16 +252,109 @@ fn what_is_no_tcp_packet_of_the_said_kind_is_refused() {
     assert_eq!(refused(|b, _| b[14] = 0x65), SegmentError::BadIpHeader);
     assert_eq!(refused(|b, _| b[14] = 0x44), SegmentError::BadIpHeader);
     assert_eq!(refused(|b, _| b[20] = 0x20), SegmentError::Fragment);
-    assert_eq!(refused(|b, _| b[23] = 17), SegmentError::NotTcp(17));
+    assert_eq!(refused(|b, _| b[23] = 17), SegmentError::OtherTransport(17));
     assert_eq!(refused(|b, _| b[46] = 0x40), SegmentError::ShortTcp(16));
     assert_eq!(refused(|b, _| b.truncate(53)), SegmentError::Truncated);
     assert_eq!(refused(|b, _| b.truncate(13)), SegmentError::Truncated);
     assert_eq!(refused(|_, m| m.gso_size = 0), SegmentError::NoSize);
     assert_eq!(
         refused(|_, m| m.csum_start = 38),
-        SegmentError::TcpElsewhere {
+        SegmentError::TransportElsewhere {
             found: 34,
             said: 38
         }
     );
+}
+
+/// A UDP frame to be segmented, over either version and behind extension headers.
+fn udp(ipv6: bool, extra: u8, payload: &[u8], gso_size: u16) -> (Vec<u8>, FrameMeta) {
+    let sample = Sample {
+        vlan: extra % 2 == 1,
+        ipv6,
+        ip_extra: extra,
+        tcp_options: 0,
+        flags: 0,
+        seq: 0,
+        id: 0xfffe,
+        payload: Vec::new(),
+        gso_size,
+    };
+    let (mut f, meta) = sample.build();
+    let at = usize::from(meta.csum_start);
+    f.truncate(at);
+    let ip = if extra % 2 == 1 { 18 } else { 14 };
+    // Where the protocol is said.
+    let next = match (ipv6, extra) {
+        (false, _) => ip + 9,
+        (true, 0) => ip + 6,
+        (true, _) => ip + 40,
+    };
+    f[next] = 17;
+    let len = (8 + payload.len()) as u16;
+    let (field, from) = if ipv6 {
+        (ip + 4, ip + 40)
+    } else {
+        (ip + 2, ip)
+    };
+    let whole = (at - from) as u16 + len;
+    f[field..field + 2].copy_from_slice(&whole.to_be_bytes());
+    f.extend([0x12, 0x34, 0x56, 0x78]);
+    f.extend(len.to_be_bytes());
+    f.extend([0xde, 0xad]);
+    let meta = FrameMeta {
+        gso_type: FrameMeta::GSO_UDP,
+        csum_offset: 6,
+        hdr_len: f.len() as u16,
+        ..meta
+    };
+    f.extend(payload);
+    (f, meta)
+}
+
+#[test]
+fn udp_becomes_datagrams_with_their_own_lengths_and_checksums() {
+    let payload: Vec<u8> = (0..5000u32).map(|n| (n * 31 >> 3) as u8).collect();
+    for (ipv6, extra) in [(false, 0), (false, 1), (true, 0), (true, 1), (true, 2)] {
+        let (bytes, meta) = udp(ipv6, extra, &payload, 1200);
+        let all = segments(&bytes, meta).unwrap();
+        assert_eq!(all.len(), 5);
+        let (at, ip) = (
+            usize::from(meta.csum_start),
+            14 + 4 * usize::from(extra % 2),
+        );
+        let mut joined: Vec<u8> = Vec::new();
+        for (n, s) in all.iter().enumerate() {
+            let datagram = &s[at..];
+            assert_eq!(usize::from(be16(&datagram[4..6])), datagram.len());
+            let addresses = if ipv6 {
+                ip + 8..ip + 40
+            } else {
+                ip + 12..ip + 20
+            };
+            let mut pseudo = s[addresses].to_vec();
+            pseudo.extend((datagram.len() as u32).to_be_bytes());
+            pseudo.extend([0, 0, 0, 17]);
+            pseudo.extend(datagram);
+            assert_eq!(plain_checksum(&pseudo), 0, "datagram {n}");
+            if ipv6 {
+                assert_eq!(usize::from(be16(&s[ip + 4..ip + 6])), s.len() - ip - 40);
+            } else {
+                assert_eq!(usize::from(be16(&s[ip + 2..ip + 4])), s.len() - ip);
+                assert_eq!(plain_checksum(&s[ip..at]), 0, "IP header {n}");
+                assert_eq!(be16(&s[ip + 4..ip + 6]), 0xfffeu16.wrapping_add(n as u16));
+            }
+            joined.extend(&datagram[8..]);
+        }
+        assert_eq!(joined, payload);
+        // What is TCP's is not taken for UDP.
+        let tcp = FrameMeta {
+            gso_type: if ipv6 { 4 } else { 1 },
+            csum_offset: 16,
+            ..meta
+        };
+        assert!(matches!(
+            segments(&bytes, tcp),
+            Err(SegmentError::OtherTransport(17))
+        ));
+    }
 }

@@ -268,6 +268,10 @@ impl<P: Port> Port for FaultPort<P> {
     fn accepts_offloads(&self) -> bool {
         self.inner.accepts_offloads()
     }
+
+    fn accepts_udp_segments(&self) -> bool {
+        self.inner.accepts_udp_segments()
+    }
 }
 
 #[cfg(test)]

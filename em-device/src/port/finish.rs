@@ -1,4 +1,4 @@
-//! Around a port that takes finished frames only: completes checksums and cuts large frames into
+//! Around a port that takes finished frames only, or not all unfinished ones: completes checksums and cuts large frames into
 //! segments before they go out.
 
 use super::{Port, RxSink, TxError};
@@ -22,7 +22,7 @@ pub struct FinishPort {
 impl FinishPort {
     /// `port` itself if it takes unfinished frames, else this around it.
     pub fn around(port: Box<dyn Port>) -> Box<dyn Port> {
-        if port.accepts_offloads() {
+        if port.accepts_offloads() && port.accepts_udp_segments() {
             return port;
         }
         Box::new(Self {
@@ -99,7 +99,13 @@ impl Port for FinishPort {
         if !self.waiting.is_empty() {
             return Err(TxError::Full);
         }
-        if frame.meta.is_gso() {
+        let accepted = match frame.meta.gso() {
+            FrameMeta::GSO_UDP => self.inner.accepts_udp_segments(),
+            _ => self.inner.accepts_offloads(),
+        };
+        if accepted {
+            self.inner.transmit(frame)
+        } else if frame.meta.is_gso() {
             self.segment(frame)
         } else if frame.meta.needs_csum() {
             self.finish_checksum(frame)

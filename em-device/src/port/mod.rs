@@ -108,4 +108,9 @@ pub trait Port: Send {
     /// Whether the port takes frames with unfinished checksums and frames to be segmented. For one
     /// that does not, [`finish::FinishPort`] finishes frames first.
     fn accepts_offloads(&self) -> bool;
+
+    /// The same for UDP frames to be segmented.
+    fn accepts_udp_segments(&self) -> bool {
+        self.accepts_offloads()
+    }
 }

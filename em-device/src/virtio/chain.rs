@@ -9,10 +9,13 @@ use vm_memory::{GuestAddress, GuestMemory, Permissions, VolatileSlice};
 /// Descriptors a chain may have, whatever the queue's size: bounds the work for one head.
 pub const MAX_DESCRIPTORS: u32 = 1024;
 /// Bytes of a descriptor.
-const DESCRIPTOR_BYTES: u64 = 16;
-const NEXT: u16 = 1;
-const WRITE: u16 = 2;
-const INDIRECT: u16 = 4;
+pub(super) const DESCRIPTOR_BYTES: u64 = 16;
+/// `VIRTQ_DESC_F_NEXT`.
+pub(super) const NEXT: u16 = 1;
+/// `VIRTQ_DESC_F_WRITE`.
+pub(super) const WRITE: u16 = 2;
+/// `VIRTQ_DESC_F_INDIRECT`.
+pub(super) const INDIRECT: u16 = 4;
 
 /// Why a chain is none. The head is given back with length 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -191,21 +194,131 @@ pub struct Walked {
     pub writable: u64,
 }
 
-/// Appends the buffers of the chain that begins at `head` to `parts`. On an error `parts` has
+/// Collects the buffers of one chain.
+#[derive(Debug)]
+pub(super) struct Chain<'p, 'v> {
+    parts: &'p mut Parts<'v>,
+    walked: Walked,
+    first: usize,
+}
+
+impl<'p, 'v> Chain<'p, 'v> {
+    /// Appends to `parts`.
+    pub(super) fn new(parts: &'p mut Parts<'v>) -> Self {
+        let first = parts.slices.len();
+        Self {
+            parts,
+            walked: Walked::default(),
+            first,
+        }
+    }
+
+    /// What was found.
+    pub(super) fn walked(self) -> Walked {
+        self.walked
+    }
+
+    /// Adds a descriptor's buffer.
+    #[inline]
+    pub(super) fn buffer(
+        &mut self,
+        view: &'v DotView<'_>,
+        (addr, len): (u64, u32),
+        write: bool,
+    ) -> Result<(), BadChain> {
+        if len == 0 {
+            return Ok(());
+        }
+        if write {
+            self.walked.writable += u64::from(len);
+        } else if self.walked.writable != 0 {
+            return Err(BadChain::Order);
+        } else {
+            self.walked.readable += u64::from(len);
+        }
+        self.parts.push(view, addr, u64::from(len), write)?;
+        if !write {
+            self.walked.readable_slices = self.parts.slices.len() - self.first;
+        }
+        Ok(())
+    }
+
+    /// Adds all buffers of a packed ring's indirect table (virtio 1.3 §2.8.8): its entries follow each other, and of
+    /// their flags only WRITE means something.
+    pub(super) fn packed_table(
+        &mut self,
+        view: &'v DotView<'_>,
+        (addr, len): (u64, u32),
+    ) -> Result<(), BadChain> {
+        let (table, entries) = table(view, addr, len)?;
+        if entries > MAX_DESCRIPTORS {
+            return Err(BadChain::TooLong);
+        }
+        for index in 0..u64::from(entries) {
+            let descriptor = PackedDescriptor::read(&table, index * DESCRIPTOR_BYTES)
+                .ok_or(BadChain::NotMapped)?;
+            if descriptor.flags() & INDIRECT != 0 {
+                return Err(BadChain::IndirectNested);
+            }
+            self.buffer(view, descriptor.buffer(), descriptor.flags() & WRITE != 0)?;
+        }
+        Ok(())
+    }
+}
+
+/// `struct pvirtq_desc` (virtio 1.3 §2.8.13) as two words: address; length, id and flags.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PackedDescriptor([u64; 2]);
+
+impl PackedDescriptor {
+    /// Reads one, not at once.
+    #[inline]
+    pub(super) fn read(area: &GuestArea<'_>, offset: u64) -> Option<Self> {
+        area.read(offset).map(Self)
+    }
+
+    pub(super) fn buffer(self) -> (u64, u32) {
+        let [addr, rest] = self.0;
+        (u64::from_le(addr), u64::from_le(rest) as u32)
+    }
+
+    pub(super) fn id(self) -> u16 {
+        (u64::from_le(self.0[1]) >> 32) as u16
+    }
+
+    pub(super) fn flags(self) -> u16 {
+        (u64::from_le(self.0[1]) >> 48) as u16
+    }
+}
+
+/// An indirect table and its entries.
+fn table<'v>(view: &'v DotView<'_>, addr: u64, len: u32) -> Result<(GuestArea<'v>, u32), BadChain> {
+    let bytes = u64::from(len);
+    let entries = len / DESCRIPTOR_BYTES as u32;
+    if entries == 0 || bytes % DESCRIPTOR_BYTES != 0 || entries > 1 << 16 {
+        return Err(BadChain::IndirectSize);
+    }
+    if addr.checked_add(bytes - 1).is_none() {
+        return Err(BadChain::NotMapped);
+    }
+    let area = GuestArea::new(view, addr, bytes, Access::Read);
+    Ok((area, entries))
+}
+
+/// Appends the buffers of a split ring's chain that begins at `head` to `parts`. On an error `parts` has
 /// grown by an unspecified number of slices.
 ///
 /// # Errors
 /// [`BadChain`]; never more than [`MAX_DESCRIPTORS`] descriptors were read.
 pub fn walk<'v>(
     view: &'v DotView<'_>,
-    table: &GuestArea<'v>,
+    descriptors: &GuestArea<'v>,
     size: u16,
     head: u16,
     indirect: bool,
     parts: &mut Parts<'v>,
 ) -> Result<Walked, BadChain> {
-    let mut walked = Walked::default();
-    let first = parts.slices.len();
+    let mut chain = Chain::new(parts);
     let mut budget = u32::from(size).min(MAX_DESCRIPTORS);
     let mut own_table = None;
     let (mut entries, mut index) = (u32::from(size), u32::from(head));
@@ -214,8 +327,9 @@ pub fn walk<'v>(
             return Err(BadChain::NextOutOfRange);
         }
         budget = budget.checked_sub(1).ok_or(BadChain::TooLong)?;
-        let table = own_table.as_ref().unwrap_or(table);
-        let descriptor: Descriptor = table
+        let descriptor: Descriptor = own_table
+            .as_ref()
+            .unwrap_or(descriptors)
             .read(u64::from(index) * DESCRIPTOR_BYTES)
             .ok_or(BadChain::NotMapped)?;
         let flags = descriptor.flags();
@@ -227,35 +341,15 @@ pub fn walk<'v>(
             if own_table.is_some() || flags & NEXT != 0 {
                 return Err(BadChain::IndirectNested);
             }
-            let bytes = u64::from(len);
-            entries = len / DESCRIPTOR_BYTES as u32;
-            if entries == 0 || bytes % DESCRIPTOR_BYTES != 0 || entries > 1 << 16 {
-                return Err(BadChain::IndirectSize);
-            }
-            if addr.checked_add(bytes - 1).is_none() {
-                return Err(BadChain::NotMapped);
-            }
-            own_table = Some(GuestArea::new(view, addr, bytes, Access::Read));
+            let (area, length) = table(view, addr, len)?;
+            own_table = Some(area);
             // A table of its own may be longer than a small queue.
-            (budget, index) = (entries.min(MAX_DESCRIPTORS), 0);
+            (entries, budget, index) = (length, length.min(MAX_DESCRIPTORS), 0);
             continue;
         }
-        let write = flags & WRITE != 0;
-        if len != 0 {
-            if write {
-                walked.writable += u64::from(len);
-            } else if walked.writable != 0 {
-                return Err(BadChain::Order);
-            } else {
-                walked.readable += u64::from(len);
-            }
-            parts.push(view, addr, u64::from(len), write)?;
-            if !write {
-                walked.readable_slices = parts.slices.len() - first;
-            }
-        }
+        chain.buffer(view, (addr, len), flags & WRITE != 0)?;
         if flags & NEXT == 0 {
-            return Ok(walked);
+            return Ok(chain.walked());
         }
         index = u32::from(descriptor.next());
     }

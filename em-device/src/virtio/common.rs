@@ -26,6 +26,7 @@ mod at {
     pub(super) const QUEUE_DRIVER: u64 = 0x28;
     pub(super) const QUEUE_DEVICE: u64 = 0x30;
     pub(super) const QUEUE_END: u64 = 0x38;
+    pub(super) const QUEUE_RESET: u64 = 0x3a;
 }
 
 /// What the device offers, fixed for its life.
@@ -35,7 +36,7 @@ pub struct Offer {
     pub features: u64,
     /// Queues.
     pub queues: u16,
-    /// Largest size of a queue, a power of two.
+    /// Largest size of a queue, a power of two up to 32768.
     pub queue_size: u16,
     /// MSI-X vectors.
     pub vectors: u16,
@@ -46,15 +47,15 @@ pub struct Offer {
 /// A queue as the driver set it up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueSetup {
-    /// Entries, a power of two.
+    /// Entries, at most 32768; a power of two in the split layout.
     pub size: u16,
     /// Whether the driver enabled it.
     pub enabled: bool,
-    /// Guest address of the descriptor table, 16-byte aligned when enabled.
+    /// Guest address of the descriptor table or ring, 16-byte aligned when enabled.
     pub desc: u64,
-    /// Guest address of the available ring, 2-byte aligned when enabled.
+    /// Guest address of the available ring, 2-byte aligned when enabled, or of the driver's events, 4-byte aligned.
     pub avail: u64,
-    /// Guest address of the used ring, 4-byte aligned when enabled.
+    /// Guest address of the used ring or of the device's events, 4-byte aligned when enabled.
     pub used: u64,
 }
 
@@ -69,10 +70,10 @@ impl QueueSetup {
         }
     }
 
-    /// Alignment as in virtio 1.3 §2.7. A ring at address 0 is one that was not set.
-    fn can_be_enabled(&self) -> bool {
+    /// Alignment as in virtio 1.3 §2.7 and §2.8. A ring at address 0 is one that was not set.
+    fn can_be_enabled(&self, packed: bool) -> bool {
         self.desc % 16 == 0
-            && self.avail % 2 == 0
+            && self.avail % if packed { 4 } else { 2 } == 0
             && self.used % 4 == 0
             && self.avail != 0
             && self.used != 0
@@ -88,6 +89,16 @@ pub enum Action {
     Reset,
     /// The driver is ready: start the queues.
     Start,
+    /// Stop this queue and call [`CommonConfig::reset_queue`] when the data path has let go of it.
+    ResetQueue(u16),
+    /// Start this queue, which was reset.
+    StartQueue(u16),
+}
+
+/// Whether a queue may have so many entries.
+fn is_size(size: u16, max: u16, features: u64) -> bool {
+    let any = features & feature::RING_PACKED != 0;
+    size != 0 && size <= max && (any || size.is_power_of_two())
 }
 
 /// The registers of one device.
@@ -124,6 +135,15 @@ impl CommonConfig {
         *self = Self::new(self.offer, self.signals.clone());
     }
 
+    /// A queue as after power-on (virtio 1.3 §2.6.1); the data path must have let go of it. `queue_reset` never reads
+    /// as 1: the write is done when this is.
+    pub fn reset_queue(&mut self, index: u16) {
+        self.signals.set_queue_vector(index, NO_VECTOR);
+        if let Some(queue) = self.queues.get_mut(usize::from(index)) {
+            *queue = QueueSetup::new(self.offer.queue_size);
+        }
+    }
+
     /// All registers, for another process.
     pub fn save(&self) -> SavedRegisters {
         let queues = (0..).zip(&self.queues);
@@ -145,7 +165,7 @@ impl CommonConfig {
     /// device.
     pub fn restore(&mut self, saved: &SavedRegisters) -> bool {
         let fits = |(queue, _): &(QueueSetup, u16)| {
-            queue.size.is_power_of_two() && queue.size <= self.offer.queue_size
+            is_size(queue.size, self.offer.queue_size, saved.driver_features)
         };
         let known = saved.driver_features & !self.offer.features == 0;
         if saved.queues.len() != self.queues.len() || !saved.queues.iter().all(fits) || !known {
@@ -255,20 +275,21 @@ impl CommonConfig {
             (at::DEVICE_STATUS, &[value]) => return self.set_status(value),
             (at::QUEUE_SELECT, &[a, b]) => self.queue_select = u16::from_le_bytes([a, b]),
             (at::QUEUE_SIZE, &[a, b]) => {
-                let (size, max) = (u16::from_le_bytes([a, b]), self.offer.queue_size);
-                if let Some(queue) = self.selected() {
-                    if size.is_power_of_two() && size <= max {
-                        queue.size = size;
-                    }
+                let size = u16::from_le_bytes([a, b]);
+                let fits = is_size(size, self.offer.queue_size, self.driver_features);
+                if let Some(queue) = self.selected().filter(|_| fits) {
+                    queue.size = size;
                 }
             }
             (at::QUEUE_VECTOR, &[a, b]) => {
                 let vector = self.vector(u16::from_le_bytes([a, b]));
                 self.signals.set_queue_vector(self.queue_select, vector);
             }
-            (at::QUEUE_ENABLE, &[1, 0]) => {
-                if let Some(queue) = self.selected() {
-                    queue.enabled = queue.can_be_enabled();
+            (at::QUEUE_ENABLE, &[1, 0]) => return self.enable_queue(),
+            (at::QUEUE_RESET, &[1, 0]) => {
+                let queue = self.queues.get(usize::from(self.queue_select));
+                if self.has(feature::RING_RESET) && queue.is_some_and(|queue| queue.enabled) {
+                    return Action::ResetQueue(self.queue_select);
                 }
             }
             (at::QUEUE_DESC..at::QUEUE_END, _) => self.set_address(offset, data),
@@ -294,6 +315,26 @@ impl CommonConfig {
         self.queues
             .get_mut(usize::from(self.queue_select))
             .filter(|queue| !queue.enabled)
+    }
+
+    fn has(&self, bit: u64) -> bool {
+        self.driver_features & bit != 0
+    }
+
+    fn enable_queue(&mut self) -> Action {
+        // A queue that was not there at DRIVER_OK comes only after a reset of its own (virtio 1.3 §2.6.1).
+        if self.is_running() && !self.has(feature::RING_RESET) {
+            return Action::None;
+        }
+        let (packed, running) = (self.has(feature::RING_PACKED), self.is_running());
+        let Some(queue) = self.selected() else {
+            return Action::None;
+        };
+        queue.enabled = queue.can_be_enabled(packed);
+        if queue.enabled && running {
+            return Action::StartQueue(self.queue_select);
+        }
+        Action::None
     }
 
     fn set_driver_feature(&mut self, word: u32) {

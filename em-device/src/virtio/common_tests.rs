@@ -211,6 +211,68 @@ fn rings_without_address_or_alignment_are_not_enabled() {
     }
 }
 
+/// Sets up queue 0 and enables it.
+fn enable(c: &mut CommonConfig) -> Action {
+    for (offset, address) in [(0x20, 0x1000u64), (0x28, 0x2000), (0x30, 0x3000)] {
+        c.write(offset, &address.to_le_bytes());
+    }
+    c.write(0x1c, &[1, 0])
+}
+
+#[test]
+fn one_queue_is_reset_and_enabled_again_while_the_others_run() {
+    let offer = Offer {
+        features: OFFERED | feature::RING_RESET,
+        ..registers().offer
+    };
+    let mut c = CommonConfig::new(offer, signals(3));
+    assert!(negotiate(&mut c, feature::VERSION_1 | feature::RING_RESET));
+    assert_eq!(c.write(0x3a, &[1, 0]), Action::None, "not enabled yet");
+    c.write(0x18, &[16, 0]);
+    c.write(0x1a, &[2, 0]);
+    assert_eq!(enable(&mut c), Action::None);
+    c.write(0x14, &[15]);
+    assert_eq!(c.write(0x3a, &[1, 0]), Action::ResetQueue(0));
+    c.reset_queue(0);
+    assert_eq!((read16(&c, 0x3a), read16(&c, 0x1c)), (0, 0));
+    assert_eq!((read16(&c, 0x18), read16(&c, 0x1a)), (256, NO_VECTOR));
+    assert_eq!(enable(&mut c), Action::StartQueue(0));
+    assert_eq!(c.write(0x1c, &[1, 0]), Action::None, "it runs already");
+    // Without the feature neither is possible.
+    let mut c = CommonConfig::new(offer, signals(3));
+    assert!(negotiate(&mut c, feature::VERSION_1));
+    c.write(0x14, &[15]);
+    assert_eq!(enable(&mut c), Action::None);
+    assert_eq!(read16(&c, 0x1c), 0);
+    c.write(0x3a, &[1, 0]);
+    assert_eq!(c.write(0x3a, &[1, 0]), Action::None);
+}
+
+#[test]
+fn packed_rings_have_any_size_and_their_own_alignment() {
+    let offer = Offer {
+        features: OFFERED | feature::RING_PACKED,
+        queue_size: 1000,
+        ..registers().offer
+    };
+    let mut c = CommonConfig::new(offer, signals(3));
+    assert!(negotiate(&mut c, feature::VERSION_1 | feature::RING_PACKED));
+    for (size, want) in [(1u16, 1), (999, 999), (1001, 999), (0, 999), (1000, 1000)] {
+        c.write(0x18, &size.to_le_bytes());
+        assert_eq!(read16(&c, 0x18), want);
+    }
+    for (offset, address) in [(0x20, 0x1000u64), (0x28, 0x2002), (0x30, 0x3000)] {
+        c.write(offset, &address.to_le_bytes());
+    }
+    c.write(0x1c, &[1, 0]);
+    assert_eq!(read16(&c, 0x1c), 0, "events are aligned to 4 bytes");
+    c.write(0x28, &0x2004u64.to_le_bytes());
+    c.write(0x1c, &[1, 0]);
+    assert_eq!(read16(&c, 0x1c), 1);
+    let mut next = CommonConfig::new(offer, signals(3));
+    assert!(next.restore(&c.save()));
+}
+
 #[test]
 fn addresses_may_be_written_in_halves() {
     let mut c = registers();

@@ -1,9 +1,9 @@
-//! What every virtio device has: the PCI transport and split virtqueues. Nothing here knows Ethernet.
+//! What every virtio device has: the PCI transport and virtqueues. Nothing here knows Ethernet.
 //!
 //! * [`common`]: the common configuration registers as a state machine;
 //! * [`signals`]: what the register side and the data path share without locks: interrupt vectors,
 //!   ISR, DEVICE_NEEDS_RESET, counts of notifications;
-//! * [`ring`]: one split virtqueue on guest memory;
+//! * [`ring`]: one virtqueue on guest memory, split or packed;
 //! * [`area`]: a range of guest memory that is accessed often, translated once per burst;
 //! * [`chain`]: the walk through one descriptor chain;
 //! * [`layout`]: which register a BAR access means.
@@ -25,6 +25,25 @@ pub mod feature {
     pub const EVENT_IDX: u64 = 1 << 29;
     /// A driver of virtio 1.0 or later.
     pub const VERSION_1: u64 = 1 << 32;
+    /// The device reaches the driver's memory by the platform's rules: through an IOMMU where there is one.
+    pub const ACCESS_PLATFORM: u64 = 1 << 33;
+    /// The packed layout of virtqueues (§2.8).
+    pub const RING_PACKED: u64 = 1 << 34;
+    /// Buffers are used in the order in which they were made available (§2.9).
+    pub const IN_ORDER: u64 = 1 << 35;
+    /// Notifications say how far the driver is (§4.1.5.2).
+    pub const NOTIFICATION_DATA: u64 = 1 << 38;
+    /// One queue can be reset alone (§2.6.1).
+    pub const RING_RESET: u64 = 1 << 40;
+
+    /// What this transport and its rings can do.
+    pub const OFFERED: u64 = INDIRECT_DESC
+        | EVENT_IDX
+        | VERSION_1
+        | RING_PACKED
+        | IN_ORDER
+        | NOTIFICATION_DATA
+        | RING_RESET;
 }
 
 /// Device status bits (virtio 1.3 §2.1).

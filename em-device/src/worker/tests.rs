@@ -3,11 +3,13 @@
 use super::*;
 use crate::frame::Frame;
 use crate::net::Mac;
-use crate::net::features::OFFERED;
+use crate::net::features::{HASH_REPORT, OFFERED};
 use crate::net::links::Link;
 use crate::port::shm::test_support::pair;
 use crate::port::{Port, RxSink, TxError};
 use crate::testing::{BASE, Driver, LAYOUT, Memory, WRITE, signals};
+use crate::virtio::feature::RING_PACKED;
+use crate::virtio::ring::RingFeatures;
 use m2m_fabric::proto::{LinkStats, VirtioNetSpec};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -33,7 +35,11 @@ impl Guest {
     /// Function `id` behind that wire.
     fn new(handle: &Handle, id: u32, port: Box<dyn Port>) -> Self {
         let memory = Memory::new();
-        let rings: Vec<_> = (0..3).map(|n| Driver::fresh(&memory, n, 16)).collect();
+        // Guests of both kinds of rings.
+        let layout = if id % 2 == 0 { RING_PACKED } else { 0 };
+        let features = OFFERED & !HASH_REPORT & !layout;
+        let rings = (0..3).map(|n| Driver::fresh(&memory, n, 16, RingFeatures::of(features)));
+        let rings: Vec<_> = rings.collect();
         let setups: Vec<_> = rings.iter().map(|ring| ring.setup).collect();
         let spec = VirtioNetSpec {
             mac: mac(id),
@@ -48,7 +54,7 @@ impl Guest {
         device.set_link_up(true);
         let mut links = Links::default();
         assert!(links.add(Link::new(id, port, None), false));
-        device.start(OFFERED, &setups, &mut links);
+        device.start(features, &setups, &mut links);
         handle
             .run(move |state| state.functions.insert(id, Function { device, links }))
             .unwrap();
@@ -63,27 +69,27 @@ impl Guest {
     }
 
     /// Notifies the device if it asked for that, as drivers do.
-    fn notify(&mut self, asked_at: u16, index_before: u16) {
-        if asked_at == index_before {
+    fn notify(&mut self, asked: bool) {
+        if asked {
             self.notified += 1;
             self.handle.kick();
         }
     }
 
     fn offer_buffer(&mut self) {
-        let before = self.rx.avail_index();
+        let before = self.rx.mark();
         self.rx.chain(0, &[(DATA, 2048, WRITE)]);
         fence(Ordering::SeqCst);
-        self.notify(self.rx.avail_event(), before);
+        self.notify(self.rx.wants_kick_at(before));
     }
 
     fn send(&mut self) {
         let frame = [&[0; 12], &[0xff; 6][..], &[2, 9, 9, 9, 9, 9], &[0x88; 88]].concat();
-        let (at, before) = (DATA + 0x1000, self.tx.avail_index());
+        let (at, before) = (DATA + 0x1000, self.tx.mark());
         self.memory.write(at, &frame);
         self.tx.chain(0, &[(at, 12 + FRAME, 0)]);
         fence(Ordering::SeqCst);
-        self.notify(self.tx.avail_event(), before);
+        self.notify(self.tx.wants_kick_at(before));
     }
 }
 

@@ -64,8 +64,14 @@ const SPEED_UNKNOWN: u32 = u32::MAX;
 const DUPLEX_FULL: u8 = 1;
 const DUPLEX_UNKNOWN: u8 = 0xff;
 
-/// `struct virtio_net_config` (virtio 1.3 §5.1.4) up to `duplex`; what follows belongs to features
-/// that are not offered.
+/// Receive-side scaling as the EM does it: bytes of a key, entries of the table, types of hashes (virtio 1.3
+/// §5.1.6.4.3.1).
+const RSS_KEY_BYTES: u8 = 40;
+const RSS_TABLE: u16 = 128;
+const HASH_TYPES: u32 = 0x1ff;
+
+/// `struct virtio_net_config` (virtio 1.3 §5.1.4) up to `supported_hash_types`; what follows belongs to features that
+/// are not offered.
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
 struct VirtioNetConfig {
@@ -75,6 +81,9 @@ struct VirtioNetConfig {
     mtu: U16,
     speed: U32,
     duplex: u8,
+    rss_max_key_size: u8,
+    rss_max_indirection_table_length: U16,
+    supported_hash_types: U32,
 }
 
 /// The byte of the device configuration that has the link bit.
@@ -176,6 +185,9 @@ fn device_config(function: &FunctionConfig, net: &NetConfig) -> Vec<u8> {
         mtu: function.mtu.into(),
         speed: speed.into(),
         duplex,
+        rss_max_key_size: RSS_KEY_BYTES,
+        rss_max_indirection_table_length: RSS_TABLE.into(),
+        supported_hash_types: HASH_TYPES.into(),
     };
     let mut bytes = known.as_bytes().to_vec();
     bytes.resize(LAYOUT.device.len as usize, 0);
@@ -300,7 +312,11 @@ mod tests {
             (0, 4, 9000)
         );
         assert_eq!((dword(config, 12), config[16]), (25000, 1));
-        assert!(config[17..].iter().all(|b| *b == 0));
+        assert_eq!(
+            (config[17], word(config, 18), dword(config, 20)),
+            (40, 128, 0x1ff)
+        );
+        assert!(config[24..].iter().all(|b| *b == 0));
         let (p, _) = presented("");
         assert_eq!(
             (dword(&p.windows[0], 12), p.windows[0][16]),

@@ -17,8 +17,12 @@ pub(super) const MAPS: usize = 65536;
 pub(super) const SECTION_BYTES: usize = 12 << 10;
 /// Sections of the data side.
 pub(super) const SECTIONS: usize = 2;
+/// Queues of the data side that have a place of their own.
+pub(super) const QUEUES: usize = 65;
+/// Entries of such a place.
+pub(super) const QUEUE_ENTRIES: usize = 512;
 
-/// The layout, version 1. All zeroes but for the first two fields is a function without a client.
+/// The layout, version 2. All zeroes but for the first two fields is a function without a client.
 ///
 /// A field is written by one thread at a time. The reader is another process after this one died, so what counts is
 /// the order of the stores in the program; see each field's writer in [`super::State`].
@@ -48,6 +52,7 @@ pub(super) struct Layout {
     pad: AtomicU32,
     pub(super) sections: [Section; SECTIONS],
     pub(super) maps: [Map; MAPS],
+    pub(super) queues: [super::QueueState; QUEUES],
 }
 
 /// Bytes of the data side, in two copies, of which one counts.

@@ -18,6 +18,7 @@
 //! it is executed again when it is still in the socket.
 
 mod memory;
+mod queue;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -28,11 +29,12 @@ use thiserror::Error;
 
 use crate::proto::Capabilities;
 use memory::Memory;
+pub use queue::QueueState;
 
 /// First word of the memory.
 const MAGIC: u64 = u64::from_le_bytes(*b"dpustate");
 /// Version of the layout, the data side's sections included.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes that a section holds.
 pub const SECTION_BYTES: usize = memory::SECTION_BYTES;
 
@@ -167,6 +169,7 @@ impl State {
         for section in &layout.sections {
             section.current.store(0, Ordering::Release);
         }
+        self.clear_queues();
         self.set_window([0; 16]);
         layout.broken.store(0, Ordering::Release);
     }
@@ -330,6 +333,20 @@ impl State {
             .collect();
         bytes.truncate(len);
         (len != 0).then_some(bytes)
+    }
+
+    /// The place of a queue of the data side; `None` when there are not so many.
+    pub fn queue(&self, index: u16) -> Option<&QueueState> {
+        self.memory.layout().queues.get(usize::from(index))
+    }
+
+    /// Every queue as before its first use.
+    pub fn clear_queues(&self) {
+        self.memory
+            .layout()
+            .queues
+            .iter()
+            .for_each(QueueState::clear);
     }
 
     /// Drops what was saved.

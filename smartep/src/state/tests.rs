@@ -102,8 +102,13 @@ fn another_version_or_an_incomplete_state_is_refused() {
     assert!(matches!(State::open(&fd), Err(StateError::Broken)));
     state.clear();
     assert!(State::open(&fd).is_ok());
-    state.memory.layout().version.store(2, Ordering::Release);
-    assert!(matches!(State::open(&fd), Err(StateError::Version(2))));
+    let other = VERSION + 1;
+    state
+        .memory
+        .layout()
+        .version
+        .store(other, Ordering::Release);
+    assert!(matches!(State::open(&fd), Err(StateError::Version(v)) if v == other));
     let other = rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     assert!(matches!(State::open(&other), Err(StateError::Size(0))));
 }
@@ -122,4 +127,21 @@ fn the_version_of_any_layout_is_known() {
     assert_eq!(other(&head), Some(77));
     assert_eq!(other(&head[..11]), None);
     assert_eq!(other(&[0; 64]), None);
+}
+
+#[test]
+fn a_queue_s_place_is_found_again_and_is_empty_for_the_next_client() {
+    let (state, fd) = State::create().unwrap();
+    let last = (memory::QUEUES - 1) as u16;
+    assert!(state.queue(last + 1).is_none());
+    let queue = state.queue(last).unwrap();
+    assert_eq!(queue.step(), 0);
+    assert!(queue.set_entry(QueueState::ENTRIES - 1, 7));
+    assert!(!queue.set_entry(QueueState::ENTRIES, 7));
+    queue.set_step(9);
+    let next = successor(&fd);
+    let found = next.queue(last).unwrap();
+    assert_eq!((found.step(), found.entry(QueueState::ENTRIES - 1)), (9, 7));
+    next.clear();
+    assert_eq!(state.queue(last).unwrap().step(), 0);
 }

@@ -25,6 +25,19 @@ pub const VLAN_DEL: (u8, u8) = (2, 1);
 /// Class and command: queue pairs in use.
 pub const MQ_SET: (u8, u8) = (4, 0);
 
+/// Class and command: the driver announced itself.
+pub const ANNOUNCE_ACK: (u8, u8) = (3, 0);
+/// Class and command: receive-side scaling.
+pub const RSS_CONFIG: (u8, u8) = (4, 1);
+/// Class and command: offloads taken.
+pub const OFFLOADS_SET: (u8, u8) = (5, 0);
+/// Class and command: coalescing of receive queues.
+pub const COAL_RX_SET: (u8, u8) = (6, 1);
+/// Class and command: the coalescing of one queue.
+pub const COAL_VQ_GET: (u8, u8) = (6, 3);
+/// Class and command: statistics.
+pub const STATS_GET: (u8, u8) = (8, 1);
+
 /// What a command's acknowledgement byte holds until the device writes it.
 pub const UNANSWERED: u8 = 0xaa;
 
@@ -49,7 +62,7 @@ impl VirtioNet {
         let Some(ring) = &mut self.control_ring else {
             return Err(Error::Harness("no control queue was negotiated".into()));
         };
-        let mut at = buffer + 64;
+        let mut at = buffer + 2048;
         let mut readable = Vec::new();
         for part in parts.iter().filter(|part| !part.is_empty()) {
             memory.write(at, part)?;
@@ -76,6 +89,16 @@ impl VirtioNet {
             }
             self.wait_queue_interrupt(&[index], "an answer on the control queue", end, SOON)?;
         }
+    }
+
+    /// Sends a command that is answered with up to `room` bytes behind the acknowledgement; both.
+    ///
+    /// # Errors
+    /// No control queue, or no answer in time.
+    pub fn ask(&mut self, (class, command): (u8, u8), data: &[u8], room: u32) -> Result<Vec<u8>> {
+        let answer = self.control_raw(&[&[class, command], data], 1 + room)?;
+        let rest = self.memory.bytes(self.control_buffer + 1, room as usize)?;
+        Ok([&[answer][..], &rest].concat())
     }
 
     /// Sets the number of queue pairs in use.

@@ -18,18 +18,30 @@ pub const STATUS: u64 = 1 << 16;
 pub const CTRL_VQ: u64 = 1 << 17;
 pub const CTRL_RX: u64 = 1 << 18;
 pub const CTRL_VLAN: u64 = 1 << 19;
+pub const GUEST_ANNOUNCE: u64 = 1 << 21;
 pub const MQ: u64 = 1 << 22;
 pub const CTRL_MAC_ADDR: u64 = 1 << 23;
 pub const INDIRECT: u64 = 1 << 28;
 pub const EVENT_IDX: u64 = 1 << 29;
 pub const VERSION_1: u64 = 1 << 32;
+pub const RING_PACKED: u64 = 1 << 34;
+pub const IN_ORDER: u64 = 1 << 35;
+pub const NOTIFICATION_DATA: u64 = 1 << 38;
 pub const RING_RESET: u64 = 1 << 40;
+pub const DEVICE_STATS: u64 = 1 << 50;
+pub const VQ_NOTF_COAL: u64 = 1 << 52;
+pub const NOTF_COAL: u64 = 1 << 53;
+pub const GUEST_USO4: u64 = 1 << 54;
+pub const GUEST_USO6: u64 = 1 << 55;
+pub const HOST_USO: u64 = 1 << 56;
+pub const HASH_REPORT: u64 = 1 << 57;
+pub const RSS: u64 = 1 << 60;
 pub const SPEED_DUPLEX: u64 = 1 << 63;
 
 /// What a firmware driver takes: no offload, no control queue.
 pub const PLAIN: u64 = VERSION_1 | MAC | STATUS;
 
-/// What Linux takes of what the function offers.
+/// What most tests take: what Linux took for years.
 pub const LINUX: u64 = VERSION_1
     | CSUM
     | GUEST_CSUM
@@ -50,8 +62,27 @@ pub const LINUX: u64 = VERSION_1
     | EVENT_IDX
     | SPEED_DUPLEX;
 
+/// The same with packed rings.
+pub const PACKED: u64 = LINUX | RING_PACKED;
+
 /// What the function has to offer at least.
-pub const OFFERED: u64 = LINUX;
+pub const OFFERED: u64 = LINUX
+    | RING_PACKED
+    | IN_ORDER
+    | NOTIFICATION_DATA
+    | RING_RESET
+    | CTRL_GUEST_OFFLOADS
+    | GUEST_ECN
+    | HOST_ECN
+    | GUEST_ANNOUNCE
+    | DEVICE_STATS
+    | VQ_NOTF_COAL
+    | NOTF_COAL
+    | GUEST_USO4
+    | GUEST_USO6
+    | HOST_USO
+    | HASH_REPORT
+    | RSS;
 
 /// Device status bits (virtio 1.3 §2.1).
 pub mod status {
@@ -81,6 +112,7 @@ pub mod common {
     pub const QUEUE_DESCRIPTORS: u64 = 0x20;
     pub const QUEUE_AVAILABLE: u64 = 0x28;
     pub const QUEUE_USED: u64 = 0x30;
+    pub const QUEUE_RESET: u64 = 0x3a;
 }
 
 /// MSI-X vector that stands for none.

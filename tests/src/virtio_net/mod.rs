@@ -263,22 +263,21 @@ impl VirtioNet {
 
     fn make_queues(&mut self) -> Result<()> {
         let has_control = self.features & features::CTRL_VQ != 0;
-        let max_pairs = match self.features & features::MQ {
+        let max_pairs = match self.features & (features::MQ | features::RSS) {
             0 => 1,
             _ => self.max_pairs()?,
         };
-        let event_idx = self.features & features::EVENT_IDX != 0;
         if self.setup.interrupts {
             self.write_common(common::CONFIG_VECTOR, &0u16.to_le_bytes())?;
         }
         for pair in 0..max_pairs {
-            let receive = self.make_queue(2 * pair, event_idx)?;
+            let receive = self.make_queue(2 * pair)?;
             self.receive_rings.push(receive);
-            let transmit = self.make_queue(2 * pair + 1, event_idx)?;
+            let transmit = self.make_queue(2 * pair + 1)?;
             self.transmit_rings.push(transmit);
         }
         if has_control {
-            self.control_ring = Some(self.make_queue(2 * max_pairs, event_idx)?);
+            self.control_ring = Some(self.make_queue(2 * max_pairs)?);
             self.control_buffer = self.memory.allocate(8192, 64)?;
         }
         self.make_buffers()
@@ -288,14 +287,14 @@ impl VirtioNet {
     ///
     /// # Errors
     /// The device does not have it.
-    pub fn make_queue(&mut self, index: u16, event_idx: bool) -> Result<Ring> {
+    pub fn make_queue(&mut self, index: u16) -> Result<Ring> {
         self.write_common(common::QUEUE_SELECT, &index.to_le_bytes())?;
         let offered = self.read_common16(common::QUEUE_SIZE)?;
         if offered == 0 {
             return Err(Error::Device(format!("queue {index} does not exist")));
         }
         let size = offered.min(self.setup.queue_size);
-        let ring = Ring::new(&self.memory, index, size, event_idx)?;
+        let ring = Ring::new(&self.memory, index, size, self.features)?;
         self.write_common(common::QUEUE_SIZE, &size.to_le_bytes())?;
         let vector = self.vector_of(index);
         self.write_common(common::QUEUE_VECTOR, &vector.to_le_bytes())?;
@@ -470,11 +469,28 @@ impl VirtioNet {
         let window = self.pci.virtio.notify;
         let slot = self.notify_offsets.get(&queue).copied().unwrap_or(queue);
         let offset = u64::from(slot) * u64::from(self.pci.virtio.notify_multiplier);
-        self.vmm.write(
-            window.bar.into(),
-            u64::from(window.offset) + offset,
-            &queue.to_le_bytes(),
-        )
+        let mut data = queue.to_le_bytes().to_vec();
+        if self.features & features::NOTIFICATION_DATA != 0 {
+            let rings = self.receive_rings.iter().chain(&self.transmit_rings);
+            let ring = rings.chain(&self.control_ring).find(|r| r.index == queue);
+            data.extend(ring.map_or(0, Ring::notification_data).to_le_bytes());
+        }
+        let at = u64::from(window.offset) + offset;
+        self.vmm.write(window.bar.into(), at, &data)
+    }
+
+    /// Resets one queue pair's queue and sets it up anew, empty (virtio 1.3 §2.6.1).
+    ///
+    /// # Errors
+    /// The device does not reset it.
+    pub fn reset_queue(&mut self, index: u16) -> Result<Ring> {
+        self.write_common(common::QUEUE_SELECT, &index.to_le_bytes())?;
+        self.write_common(common::QUEUE_RESET, &1u16.to_le_bytes())?;
+        wait_for("a queue's reset", SOON, || {
+            let done = self.read_common16(common::QUEUE_RESET).ok()? == 0;
+            (done && self.read_common16(common::QUEUE_ENABLE).ok()? == 0).then_some(())
+        })?;
+        self.make_queue(index)
     }
 
     /// Takes an interrupt of a vector, if there was one.

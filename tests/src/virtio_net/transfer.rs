@@ -77,6 +77,11 @@ impl VirtioNet {
         self.kick_receive(pair)
     }
 
+    /// Forgets the receive buffers that the device had, after a reset of their queue.
+    pub fn forget_receive(&mut self, pair: usize) {
+        self.receive_slots[pair].clear();
+    }
+
     fn post_receive(&mut self, pair: usize, slot: u16) -> Result<()> {
         let address = self.receive_base[pair] + u64::from(slot) * u64::from(self.receive_buffer);
         let buffers = cut(address, self.receive_buffer, self.setup.receive_pieces);

@@ -1,13 +1,17 @@
 //! Commands of the control queue: what a Linux and a Windows driver send, and what none should.
 
-use crate::fixture::{Pair, exchange, flow};
+use crate::fixture::{Pair, exchange, flow, works};
 use distdpu_tests::dpu::{Net, mac};
 use distdpu_tests::packet::Packet;
-use distdpu_tests::time::QUIET;
+use distdpu_tests::recovery::successor;
+use distdpu_tests::time::{QUIET, SOON};
 use distdpu_tests::virtio_net::control::{
-    ALLMULTI, ERR, MAC_ADDR_SET, MAC_TABLE_SET, MQ_SET, OK, PROMISC, UNANSWERED, VLAN_ADD, VLAN_DEL,
+    ALLMULTI, ANNOUNCE_ACK, COAL_RX_SET, COAL_VQ_GET, ERR, MAC_ADDR_SET, MAC_TABLE_SET, MQ_SET,
+    OFFLOADS_SET, OK, PROMISC, RSS_CONFIG, STATS_GET, UNANSWERED, VLAN_ADD, VLAN_DEL,
 };
+use distdpu_tests::virtio_net::features;
 use distdpu_tests::virtio_net::{Guest, Setup, VirtioNet};
+use rustix::process::{Pid, Signal, kill_process};
 
 fn pair_of_four() -> Pair {
     let net = Net {
@@ -155,6 +159,119 @@ fn chains_without_a_header_or_without_room_for_the_answer_come_back() {
     assert_eq!(a.control_raw(&[&[0], &[0], &[1]], 1).unwrap(), OK);
     assert_eq!(a.control_raw(&[&[0], &[0], &[0]], 64).unwrap(), OK);
     pair.works();
+}
+
+#[test]
+fn what_newer_drivers_ask_for_is_done() {
+    let mut pair = pair_of_four();
+    let more = features::CTRL_GUEST_OFFLOADS
+        | features::NOTF_COAL
+        | features::VQ_NOTF_COAL
+        | features::DEVICE_STATS
+        | features::RSS
+        | features::GUEST_ANNOUNCE;
+    let setup = Setup {
+        features: features::PACKED | more,
+        pairs: 4,
+        ..Setup::default()
+    };
+    pair.start(setup, setup);
+    let Pair { a, b, dpu } = &mut pair;
+    let mut rss = [0; 24];
+    b.read_device(0, &mut rss).unwrap();
+    assert_eq!(
+        rss[17..],
+        [40, 128, 0, 0xff, 1, 0, 0],
+        "key, table and types"
+    );
+    // Everything to pair 2, whatever its hash.
+    let mut command = vec![0xff, 1, 0, 0, 0, 0, 2, 0, 2, 0, 4, 0, 40];
+    command.extend([0x6d; 40]);
+    assert_eq!(b.control(RSS_CONFIG, &command).unwrap(), OK);
+    for port in 0..8 {
+        let packet = flow(0, 1).port(1000 + port).frame(200, u64::from(port));
+        a.send(&packet).unwrap();
+        let (pair, got) = b.receive_within(SOON).unwrap();
+        assert_eq!((pair, got.frame), (2, packet.frame));
+    }
+    assert_eq!(b.control(OFFLOADS_SET, &[0; 8]).unwrap(), OK);
+    let unfinished = flow(0, 1).partial(1, &[7; 100]);
+    a.send(&unfinished).unwrap();
+    assert_eq!(b.receive().unwrap().header.flags & 1, 0, "finished");
+    assert_eq!(
+        b.control(COAL_RX_SET, &[4, 0, 0, 0, 100, 0, 0, 0]).unwrap(),
+        OK
+    );
+    assert_eq!(
+        b.ask(COAL_VQ_GET, &[4, 0, 0, 0], 8).unwrap(),
+        [OK, 4, 0, 0, 0, 100, 0, 0, 0]
+    );
+    a.send(&flow(0, 1).frame(100, 1)).unwrap();
+    b.receive().unwrap();
+    let ask = [&[4, 0, 0, 0, 0, 0, 0, 0][..], &1u64.to_le_bytes()].concat();
+    let got = b.ask(STATS_GET, &ask, 56).unwrap();
+    assert_eq!((got[0], got[3], got[17]), (OK, 4, 10), "frames on queue 4");
+    // All of it is there for the next EM too.
+    let old = dpu.em_pid(1).unwrap();
+    std::thread::sleep(QUIET);
+    kill_process(Pid::from_raw(old as i32).unwrap(), Signal::KILL).unwrap();
+    successor(dpu, 1, old).unwrap();
+    for port in 0..8 {
+        a.send(&flow(0, 1).port(port).partial(1, &[7; 100]))
+            .unwrap();
+        let (pair, got) = b.receive_within(SOON).unwrap();
+        assert_eq!((pair, got.header.flags & 1), (2, 0));
+    }
+    assert_eq!(b.ask(COAL_VQ_GET, &[4, 0, 0, 0], 8).unwrap()[5], 100);
+    assert_eq!(b.control(ANNOUNCE_ACK, &[]).unwrap(), OK);
+    assert_eq!(b.set_pairs(4).unwrap(), OK);
+    b.control(OFFLOADS_SET, &features::GUEST_CSUM.to_le_bytes())
+        .unwrap();
+    works(a, b);
+}
+
+#[test]
+fn thirty_two_pairs_work_with_fewer_vectors_than_queues_and_without_any() {
+    let net = Net {
+        pairs: 32,
+        queue_size: 64,
+        ..Net::default()
+    };
+    let guest = Guest {
+        memory: 192 << 20,
+        ..Guest::default()
+    };
+    let mut pair = Pair::with(net, guest);
+    for interrupts in [true, false] {
+        for features in [features::LINUX, features::PACKED] {
+            let setup = Setup {
+                features,
+                pairs: 32,
+                queue_size: 64,
+                receive_buffers: 16,
+                interrupts,
+                ..Setup::default()
+            };
+            pair.a.start(setup).unwrap();
+            assert!(pair.a.pci.msix.vectors <= 64, "as many as Windows takes");
+            assert_eq!(pair.a.receive_rings.len(), 32);
+            pair.b.start(Setup::default()).unwrap();
+            let mut used = std::collections::BTreeSet::new();
+            for port in 0..200 {
+                let packet = flow(1, 0).port(port).frame(100, u64::from(port));
+                pair.b.send(&packet).unwrap();
+                let (queue, got) = pair.a.receive_within(SOON).unwrap();
+                assert_eq!(got.frame, packet.frame);
+                used.insert(queue);
+            }
+            assert!(used.len() > 24, "{used:?}");
+            for queue in 0..32 {
+                let packet = flow(0, 1).frame(100, queue as u64);
+                pair.a.send_on(queue, &packet).unwrap();
+                assert_eq!(pair.b.receive().unwrap().frame, packet.frame);
+            }
+        }
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod om_config;
 mod probe;
 mod rdma;
 mod recovery;
+mod rings;
 mod stats;
 mod traffic;
 mod traffic_ports;

@@ -76,6 +76,8 @@ pub struct TapPort {
     joined: Vec<u8>,
     counters: Counters,
     down: Option<String>,
+    /// Whether the host's kernel knows UDP segmentation.
+    uso: bool,
 }
 
 impl TapPort {
@@ -107,7 +109,7 @@ impl TapPort {
     pub fn from_fd(tap: OwnedFd) -> Result<Self, TapError> {
         let interface = sys::check(tap.as_fd())?;
         let setup = |error| TapError::Setup(interface.clone(), error);
-        sys::configure(tap.as_fd()).map_err(setup)?;
+        let uso = sys::configure(tap.as_fd()).map_err(setup)?;
         let wake = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(setup)?;
         let data = EventData::new_u64(0);
         epoll::add(&wake, &tap, data, EventFlags::empty()).map_err(setup)?;
@@ -123,6 +125,7 @@ impl TapPort {
             joined: Vec::new(),
             counters: Counters::default(),
             down: None,
+            uso,
         })
     }
 
@@ -305,6 +308,10 @@ impl Port for TapPort {
 
     fn accepts_offloads(&self) -> bool {
         true
+    }
+
+    fn accepts_udp_segments(&self) -> bool {
+        self.uso
     }
 }
 

@@ -80,8 +80,11 @@ pub(super) fn check(fd: BorrowedFd<'_>) -> Result<String, TapError> {
         .collect())
 }
 
-/// Sets what the port relies on: header length, offloads, no blocking.
-pub(super) fn configure(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+/// UDP segmentation (`TUN_F_USO4`, `TUN_F_USO6`), since Linux 6.2.
+const USO: libc::c_uint = 0x20 | 0x40;
+
+/// Sets what the port relies on: header length, offloads, no blocking. Answers whether UDP segmentation is among them.
+pub(super) fn configure(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     let header = HEADER as libc::c_int;
     let fd_number = fd.as_raw_fd();
     // SAFETY: takes a pointer to an int, which it reads.
@@ -96,18 +99,24 @@ pub(super) fn configure(fd: BorrowedFd<'_>) -> Result<(), Errno> {
         return Err(last_errno());
     }
     let offloads = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+    let uso = set_offloads(fd, offloads | USO).is_ok();
+    if !uso {
+        set_offloads(fd, offloads)?;
+    }
+    rustix::io::ioctl_fionbio(fd, true)?;
+    Ok(uso)
+}
+
+fn set_offloads(fd: BorrowedFd<'_>, offloads: libc::c_uint) -> Result<(), Errno> {
     // SAFETY: takes the number itself.
-    if unsafe {
+    let done = unsafe {
         libc::ioctl(
-            fd_number,
+            fd.as_raw_fd(),
             libc::TUNSETOFFLOAD,
             libc::c_ulong::from(offloads),
         )
-    } < 0
-    {
-        return Err(last_errno());
-    }
-    rustix::io::ioctl_fionbio(fd, true)
+    };
+    if done < 0 { Err(last_errno()) } else { Ok(()) }
 }
 
 /// Sets the interface administratively up.

@@ -2,14 +2,17 @@
 //! says, the peer never noticed, and a reset brings the function back.
 
 mod offload;
+mod packed;
 mod receive;
 mod registers;
 mod transmit;
 
 use crate::fixture::{Pair, flow, receive_until};
 use distdpu_tests::packet::Random;
+use distdpu_tests::ring::NEXT;
+use distdpu_tests::ring::packed::Place;
 use distdpu_tests::time::{QUIET, SOON, wait_for};
-use distdpu_tests::virtio_net::features::{LINUX, status};
+use distdpu_tests::virtio_net::features::{LINUX, PACKED, status};
 use distdpu_tests::virtio_net::{Setup, VirtioNet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -102,6 +105,43 @@ fn the_peer_lives(b: &mut VirtioNet, name: &str) {
             packet.frame.len() >= 14 && packet.frame.len() <= 65550,
             "`{name}`"
         );
+    }
+}
+
+#[test]
+fn a_broken_queue_is_told_and_counted_and_the_others_go_on() {
+    let mut pair = Pair::new();
+    for features in [LINUX, PACKED] {
+        let setup = Setup {
+            features,
+            ..Setup::default()
+        };
+        pair.start(setup, setup);
+        let Pair { a, b, dpu } = &mut pair;
+        let ring = &mut a.transmit_rings[0];
+        let reason = if ring.packed.is_some() {
+            for index in (0..ring.size).rev() {
+                let place = Place { index, wrap: true };
+                let area = ring.area();
+                area.make_available(place, (0, 1), 0, NEXT).unwrap();
+            }
+            "ring-endless-chain"
+        } else {
+            ring.set_available_index(1000).unwrap();
+            "ring-index-jump"
+        };
+        a.notify(1).unwrap();
+        a.wait_config_change().unwrap();
+        assert_ne!(a.status().unwrap() & status::NEEDS_RESET, 0);
+        let stats = dpu.function_stats(0).unwrap();
+        assert!(stats.to_string().contains(reason), "{stats}");
+        // What arrives and what is asked does not notice.
+        let packet = flow(1, 0).frame(300, 1);
+        b.send(&packet).unwrap();
+        assert_eq!(a.receive().unwrap().frame, packet.frame);
+        assert_eq!(a.set_pairs(1).unwrap(), 0);
+        pair.start(setup, setup);
+        pair.works();
     }
 }
 

@@ -2,9 +2,10 @@
 
 use super::{Act, Seen, the_peer_lives};
 use crate::fixture::{Pair, flow, receive_until};
+use distdpu_tests::ring::packed::Place;
 use distdpu_tests::ring::{NEXT, WRITE};
 use distdpu_tests::time::{SOON, wait_for};
-use distdpu_tests::virtio_net::features::status;
+use distdpu_tests::virtio_net::features::{LINUX, PACKED, status};
 use distdpu_tests::virtio_net::{Setup, VirtioNet};
 
 #[test]
@@ -14,9 +15,16 @@ fn malformed_receive_chains() {
     fn with(a: &mut VirtioNet, buffer: (u64, u32), flags: u16, next: u16) {
         let setup = Setup {
             fill: false,
+            features: a.setup.features,
             ..Setup::default()
         };
         a.start(setup).unwrap();
+        if let Some(packed) = &a.receive_rings[0].packed {
+            let (area, place) = (a.receive_rings[0].area(), packed.next);
+            area.make_available(place, buffer, 5, flags).unwrap();
+            a.notify(0).unwrap();
+            return;
+        }
         a.receive_rings[0]
             .write_descriptor(0, buffer, flags, next)
             .unwrap();
@@ -45,16 +53,31 @@ fn malformed_receive_chains() {
         ("a loop of receive descriptors", Returned, |a| {
             let at = a.memory.end() - 8192;
             with(a, (at, 64), WRITE | NEXT, 0);
+            // What follows in a packed ring cannot be a loop: a buffer that the device may read.
+            if a.receive_rings[0].packed.is_some() {
+                with(a, (at, 64), NEXT, 0);
+            }
         }),
-        ("the available index 1000 ahead", NeedsReset, |a| {
+        ("a ring that is broken", NeedsReset, |a| {
             let at = a.memory.end() - 8192;
             with(a, (at, 2048), WRITE, 0);
-            a.receive_rings[0].set_available_index(1000).unwrap();
+            let ring = &mut a.receive_rings[0];
+            if ring.packed.is_some() {
+                for index in 0..ring.size {
+                    let place = Place { index, wrap: true };
+                    ring.area()
+                        .make_available(place, (at, 1), 5, WRITE | NEXT)
+                        .unwrap();
+                }
+            } else {
+                ring.set_available_index(1000).unwrap();
+            }
             a.notify(0).unwrap();
         }),
         ("no receive buffer at all", Nothing, |a| {
             a.start(Setup {
                 fill: false,
+                features: a.setup.features,
                 ..Setup::default()
             })
             .unwrap();
@@ -62,7 +85,11 @@ fn malformed_receive_chains() {
     ];
     let mut pair = Pair::new();
     pair.b.start(Setup::default()).unwrap();
-    for (name, seen, act) in cases {
+    for ((name, seen, act), layout) in cases
+        .iter()
+        .flat_map(|case| [LINUX, PACKED].map(|layout| (*case, layout)))
+    {
+        pair.a.setup.features = layout;
         act(&mut pair.a);
         pair.b.send(&flow(1, 0).frame(500, 1)).unwrap();
         if seen != Nothing {

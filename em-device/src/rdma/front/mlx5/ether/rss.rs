@@ -1,11 +1,8 @@
 //! Receive-side scaling: which receive queue a frame goes to.
 
 use super::headers::{Layout, TCP, UDP};
-
-/// Bytes of a Toeplitz key (`rx_hash_toeplitz_key`).
-pub(super) const KEY_BYTES: usize = 40;
-/// Bytes of the longest input: IPv6 addresses and ports.
-const INPUT_BYTES: usize = 36;
+pub(super) use crate::flow::toeplitz::KEY_BYTES;
+use crate::flow::toeplitz::{INPUT_BYTES, Toeplitz};
 
 /// `rx_hash_fn` of a TIR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,11 +32,7 @@ pub struct Rss {
 enum Kind {
     None,
     Xor,
-    Toeplitz {
-        /// For each byte of the input and each of its values, what it adds to the hash.
-        tables: Box<[[u32; 256]; INPUT_BYTES]>,
-        symmetric: bool,
-    },
+    Toeplitz { hash: Toeplitz, symmetric: bool },
 }
 
 /// A frame's hash, as completions say it.
@@ -57,7 +50,7 @@ impl Rss {
             HashFunction::None => Kind::None,
             HashFunction::InvertedXor8 => Kind::Xor,
             HashFunction::Toeplitz { key, symmetric } => Kind::Toeplitz {
-                tables: tables(&key),
+                hash: Toeplitz::new(&key),
                 symmetric,
             },
         };
@@ -103,10 +96,7 @@ impl Rss {
         let result = match &self.kind {
             Kind::None => return None,
             Kind::Xor => u32::from(!input.iter().fold(0, |all, byte| all ^ byte)),
-            Kind::Toeplitz { tables, .. } => tables
-                .iter()
-                .zip(input)
-                .fold(0, |hash, (table, byte)| hash ^ table[usize::from(*byte)]),
+            Kind::Toeplitz { hash, .. } => hash.hash(input),
         };
         let ip = if layout.ipv6 { 2 } else { 1 };
         let transport = match layout.transport.map(|transport| transport.protocol) {
@@ -132,22 +122,6 @@ fn put(input: &mut [u8], at: usize, pair: &[u8], symmetric: bool) -> Option<usiz
     input.get_mut(at..middle)?.copy_from_slice(first);
     input.get_mut(middle..end)?.copy_from_slice(second);
     Some(end)
-}
-
-fn tables(key: &[u8; KEY_BYTES]) -> Box<[[u32; 256]; INPUT_BYTES]> {
-    let mut tables = Box::new([[0; 256]; INPUT_BYTES]);
-    for (table, key) in tables.iter_mut().zip(key.windows(5)) {
-        // Bit 7 of the byte takes the key's 32 bits from the byte's first bit on, and so on.
-        let window = key
-            .iter()
-            .fold(0u64, |all, byte| all << 8 | u64::from(*byte));
-        for (value, entry) in table.iter_mut().enumerate() {
-            *entry = (0..8)
-                .filter(|bit| value >> (7 - bit) & 1 == 1)
-                .fold(0, |hash, bit| hash ^ (window >> (8 - bit)) as u32);
-        }
-    }
-    tables
 }
 
 #[cfg(test)]

@@ -1,13 +1,9 @@
-//! One split virtqueue, device side (virtio 1.3 §2.7).
-//!
-//! [`Ring`] keeps the positions between bursts. For a burst it is joined with a pinned view of guest
-//! memory ([`Ring::attach`]); the [`Attached`] ring takes heads, gives them back and decides on
-//! interrupts. Used buffers become visible together with [`Attached::publish`]: the buffers of one
-//! merged frame must not show up one by one (§5.1.6.4).
+//! A split ring (virtio 1.3 §2.7).
 
-use super::area::GuestArea;
-use super::chain::{self, BadChain, Parts, Walked};
-use super::common::QueueSetup;
+use super::{Head, RingError, RingFeatures, Taken};
+use crate::virtio::area::GuestArea;
+use crate::virtio::chain::{self, Parts};
+use crate::virtio::common::QueueSetup;
 use dot_iommu::{Access, DotView};
 use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
@@ -23,45 +19,11 @@ const NO_INTERRUPT: u16 = 1;
 /// `VIRTQ_USED_F_NO_NOTIFY`.
 const NO_NOTIFY: u16 = 1;
 
-/// Why a ring cannot be used now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum RingError {
-    /// Its memory is not mapped at present. The VMM may map it again, as firmware makes it do.
-    #[error("the ring is not in mapped memory")]
-    Unmapped,
-    /// The available index moved by more than the ring has, or backwards.
-    #[error("the available index went from {from} to {to} in a ring of {size}")]
-    IndexJump {
-        /// Where the device was.
-        from: u16,
-        /// What the driver wrote.
-        to: u16,
-        /// Entries of the ring.
-        size: u16,
-    },
-    /// A head that is no index of the descriptor table.
-    #[error("the available ring names descriptor {head} in a table of {size}")]
-    BadHead {
-        /// What the driver wrote.
-        head: u16,
-        /// Entries of the table.
-        size: u16,
-    },
-}
-
-impl RingError {
-    /// Whether only a reset of the device helps.
-    pub fn is_fatal(self) -> bool {
-        self != Self::Unmapped
-    }
-}
-
 /// Positions of a ring between bursts.
 #[derive(Debug)]
-pub struct Ring {
+pub(super) struct SplitRing {
     setup: QueueSetup,
-    event_idx: bool,
-    indirect: bool,
+    features: RingFeatures,
     next_avail: Wrapping<u16>,
     /// Last index read from the driver; heads before it need no look at the index.
     known_avail: Wrapping<u16>,
@@ -72,13 +34,11 @@ pub struct Ring {
     resumes: bool,
 }
 
-impl Ring {
-    /// A ring that the driver enabled, empty. `event_idx` and `indirect` as negotiated.
-    pub fn new(setup: QueueSetup, event_idx: bool, indirect: bool) -> Self {
+impl SplitRing {
+    pub(super) fn new(setup: QueueSetup, features: RingFeatures) -> Self {
         Self {
             setup,
-            event_idx,
-            indirect,
+            features,
             next_avail: Wrapping(0),
             known_avail: Wrapping(0),
             next_used: Wrapping(0),
@@ -87,22 +47,19 @@ impl Ring {
         }
     }
 
-    /// A ring that another process worked on. Heads are given back in the order in which they were taken, so the
-    /// used index is the position: what is available from there on was not given back, whatever was done with it.
-    pub fn resumed(setup: QueueSetup, event_idx: bool, indirect: bool) -> Self {
+    /// Buffers are given back in the order in which they were taken, so the used index is the position.
+    pub(super) fn resumed(setup: QueueSetup, features: RingFeatures) -> Self {
         Self {
             resumes: true,
-            ..Self::new(setup, event_idx, indirect)
+            ..Self::new(setup, features)
         }
     }
 
-    /// Buffers that were published since the driver was last told, or did not want to be.
-    pub fn untold(&self) -> u16 {
+    pub(super) fn untold(&self) -> u16 {
         (self.next_used - self.signalled).0
     }
 
-    /// The ring on a view, for one burst.
-    pub fn attach<'r, 'v>(&'r mut self, view: &'v DotView<'_>) -> Attached<'r, 'v> {
+    pub(super) fn attach<'r, 'v>(&'r mut self, view: &'v DotView<'_>) -> Attached<'r, 'v> {
         let (setup, size) = (self.setup, u64::from(self.setup.size));
         // The event fields are part of the areas whether they are used or not.
         let avail = AVAIL_ENTRY * size + RING + 2;
@@ -113,6 +70,7 @@ impl Ring {
             avail: GuestArea::new(view, setup.avail, avail, Access::Read),
             used: GuestArea::new(view, setup.used, used, Access::Write),
             staged: 0,
+            batch: None,
             ring: self,
         };
         attached.find_position();
@@ -123,18 +81,19 @@ impl Ring {
 /// A ring in a burst.
 #[derive(Debug)]
 pub struct Attached<'r, 'v> {
-    ring: &'r mut Ring,
+    ring: &'r mut SplitRing,
     view: &'v DotView<'v>,
     desc: GuestArea<'v>,
     avail: GuestArea<'v>,
     used: GuestArea<'v>,
     /// Used entries that are written and not yet visible.
     staged: u16,
+    /// Buffers of a batch that one entry will stand for: how many, and the last one's head.
+    batch: Option<(u16, u16)>,
 }
 
 impl<'v> Attached<'_, 'v> {
-    /// Entries of the ring.
-    pub fn size(&self) -> u16 {
+    pub(super) fn size(&self) -> u16 {
         self.ring.setup.size
     }
 
@@ -152,11 +111,8 @@ impl<'v> Attached<'_, 'v> {
         }
     }
 
-    /// Takes the next head.
-    ///
-    /// # Errors
-    /// [`RingError`]; nothing was taken then.
-    pub fn pop(&mut self) -> Result<Option<u16>, RingError> {
+    #[inline]
+    pub(super) fn pop(&mut self, parts: &mut Parts<'v>) -> Result<Option<Taken>, RingError> {
         let ring = &mut *self.ring;
         if ring.resumes {
             return Err(RingError::Unmapped);
@@ -168,20 +124,21 @@ impl<'v> Attached<'_, 'v> {
         if ring.known_avail == ring.next_avail {
             return Ok(None);
         }
-        let slot = u64::from(ring.next_avail.0 % ring.setup.size);
+        let size = ring.setup.size;
+        let slot = u64::from(ring.next_avail.0 % size);
         let head: u16 = self
             .avail
             .load(RING + AVAIL_ENTRY * slot, Ordering::Relaxed)
             .map(u16::from_le)
             .ok_or(RingError::Unmapped)?;
-        if head >= ring.setup.size {
-            return Err(RingError::BadHead {
-                head,
-                size: ring.setup.size,
-            });
+        if head >= size {
+            return Err(RingError::BadHead { head, size });
         }
         ring.next_avail += 1;
-        Ok(Some(head))
+        let indirect = ring.features.indirect;
+        let chain = chain::walk(self.view, &self.desc, size, head, indirect, parts);
+        let head = Head { id: head, slots: 1 };
+        Ok(Some(Taken { head, chain }))
     }
 
     /// Reads the driver's index anew.
@@ -203,49 +160,44 @@ impl<'v> Attached<'_, 'v> {
         Ok(())
     }
 
-    /// Puts the last `count` heads back: they are taken again next time.
-    pub fn unpop(&mut self, count: u16) {
-        self.ring.next_avail -= count;
+    pub(super) fn unpop(&mut self, slots: u16) {
+        self.ring.next_avail -= slots;
     }
 
-    /// Appends the buffers of a chain to `parts`.
-    ///
-    /// # Errors
-    /// [`BadChain`].
-    pub fn walk(&self, head: u16, parts: &mut Parts<'v>) -> Result<Walked, BadChain> {
-        let ring = &*self.ring;
-        chain::walk(
-            self.view,
-            &self.desc,
-            ring.setup.size,
-            head,
-            ring.indirect,
-            parts,
-        )
+    #[inline]
+    pub(super) fn push_used(&mut self, head: Head, written: u32) -> Result<(), RingError> {
+        if self.ring.features.in_order && written == 0 {
+            // The entry of the last one will stand for all of them (§2.7.1 and §2.9).
+            let count = self.batch.map_or(0, |(count, _)| count);
+            self.batch = Some((count + 1, head.id));
+            return Ok(());
+        }
+        self.end_batch()?;
+        self.write_used(head.id, written)?;
+        self.staged += 1;
+        Ok(())
     }
 
-    /// Gives a head back, with the bytes that were written to it. It becomes visible with
-    /// [`publish`](Self::publish).
-    ///
-    /// # Errors
-    /// [`RingError::Unmapped`]; the head is lost to the driver then, as is its ring.
-    pub fn push_used(&mut self, head: u16, written: u32) -> Result<(), RingError> {
+    fn end_batch(&mut self) -> Result<(), RingError> {
+        if let Some((count, last)) = self.batch.take() {
+            self.write_used(last, 0)?;
+            self.staged += count;
+        }
+        Ok(())
+    }
+
+    fn write_used(&mut self, head: u16, written: u32) -> Result<(), RingError> {
         let ring = &*self.ring;
         let slot = u64::from((ring.next_used + Wrapping(self.staged)).0 % ring.setup.size);
         // `struct virtq_used_elem`: id, len.
         let entry = u64::from(head) | u64::from(written) << 32;
         self.used
             .write(RING + USED_ENTRY * slot, entry.to_le())
-            .ok_or(RingError::Unmapped)?;
-        self.staged += 1;
-        Ok(())
+            .ok_or(RingError::Unmapped)
     }
 
-    /// Makes the heads given back visible to the driver.
-    ///
-    /// # Errors
-    /// [`RingError::Unmapped`].
-    pub fn publish(&mut self) -> Result<(), RingError> {
+    pub(super) fn publish(&mut self) -> Result<(), RingError> {
+        self.end_batch()?;
         if self.staged == 0 {
             return Ok(());
         }
@@ -255,9 +207,7 @@ impl<'v> Attached<'_, 'v> {
             .ok_or(RingError::Unmapped)
     }
 
-    /// Whether the driver wants an interrupt for what was published since the last call (virtio 1.3
-    /// §2.7.7).
-    pub fn wants_interrupt(&mut self) -> bool {
+    pub(super) fn wants_interrupt(&mut self) -> bool {
         let wanted = self.still_wants_interrupt();
         if wanted == Some(true) {
             self.ring.signalled = self.ring.next_used;
@@ -265,8 +215,7 @@ impl<'v> Attached<'_, 'v> {
         wanted.unwrap_or(false)
     }
 
-    /// The same, and the question stays open as long as the answer is yes. `None`: the memory is not there.
-    pub fn still_wants_interrupt(&mut self) -> Option<bool> {
+    pub(super) fn still_wants_interrupt(&mut self) -> Option<bool> {
         let ring = &mut *self.ring;
         let (old, new) = (ring.signalled, ring.next_used);
         if old == new {
@@ -274,11 +223,11 @@ impl<'v> Attached<'_, 'v> {
         }
         // What was published must be visible before the driver's wish is read.
         fence(Ordering::SeqCst);
-        let wanted = if ring.event_idx {
+        let wanted = if ring.features.event_idx {
             let at = RING + AVAIL_ENTRY * u64::from(ring.setup.size);
             self.avail
                 .load::<u16>(at, Ordering::Relaxed)
-                .map(|event| new - Wrapping(u16::from_le(event)) - Wrapping(1) < new - old)
+                .map(|event| passed(Wrapping(u16::from_le(event)), old, new))
         } else {
             self.avail
                 .load::<u16>(FLAGS, Ordering::Relaxed)
@@ -291,18 +240,13 @@ impl<'v> Attached<'_, 'v> {
         wanted
     }
 
-    /// Asks the driver for a notification at the next buffer after those that were seen (virtio 1.3
-    /// §2.7.10). Answers whether there are more already, so that none may come for them.
-    ///
-    /// # Errors
-    /// [`RingError`].
-    pub fn enable_notification(&mut self) -> Result<bool, RingError> {
+    pub(super) fn enable_notification(&mut self) -> Result<bool, RingError> {
         let ring = &*self.ring;
         if ring.resumes {
             return Err(RingError::Unmapped);
         }
         let seen = ring.known_avail;
-        let stored = if ring.event_idx {
+        let stored = if ring.features.event_idx {
             let at = RING + USED_ENTRY * u64::from(ring.setup.size);
             self.used.store(at, seen.0.to_le(), Ordering::Relaxed)
         } else {
@@ -315,13 +259,9 @@ impl<'v> Attached<'_, 'v> {
         Ok(self.ring.known_avail != seen)
     }
 
-    /// Asks the driver not to notify. With event indices nothing needs to be said: the index asked for
-    /// stays behind.
-    ///
-    /// # Errors
-    /// [`RingError::Unmapped`].
-    pub fn disable_notification(&mut self) -> Result<(), RingError> {
-        if self.ring.event_idx {
+    /// With event indices nothing needs to be said: the index asked for stays behind.
+    pub(super) fn disable_notification(&mut self) -> Result<(), RingError> {
+        if self.ring.features.event_idx {
             return Ok(());
         }
         self.used
@@ -330,6 +270,11 @@ impl<'v> Attached<'_, 'v> {
     }
 }
 
+/// Whether the entry `event` is among those from `old` up to `new` (§2.7.10).
+fn passed(event: Wrapping<u16>, old: Wrapping<u16>, new: Wrapping<u16>) -> bool {
+    new - event - Wrapping(1) < new - old
+}
+
 #[cfg(test)]
-#[path = "ring_tests.rs"]
+#[path = "split_tests.rs"]
 mod tests;

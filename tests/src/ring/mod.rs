@@ -1,8 +1,12 @@
-//! The driver's side of a split virtqueue (virtio 1.3 §2.7), with every field open to misuse.
+//! The driver's side of a virtqueue, split (virtio 1.3 §2.7) or packed (§2.8), with every field open to misuse.
+
+pub mod packed;
 
 use crate::memory::GuestMemory;
+use crate::virtio_net::features::{EVENT_IDX, IN_ORDER, RING_PACKED};
 use crate::{Error, Result};
-use std::collections::HashMap;
+use packed::{Area, Packed};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -19,6 +23,9 @@ pub const TABLE_ENTRIES: u16 = 20;
 /// A buffer of guest memory: address and bytes.
 pub type Buffer = (u64, u32);
 
+/// What the device has, in order, and what it gave back of a batch.
+type Order = (VecDeque<u16>, VecDeque<(u16, u32)>);
+
 /// One virtqueue.
 #[derive(Debug)]
 pub struct Ring {
@@ -29,10 +36,12 @@ pub struct Ring {
     pub size: u16,
     /// Guest address of the descriptor table.
     pub descriptors: u64,
-    /// Guest address of the available ring.
+    /// Guest address of the available ring, or of the driver's events.
     pub available: u64,
-    /// Guest address of the used ring.
+    /// Guest address of the used ring, or of the device's events.
     pub used: u64,
+    /// Places of a packed ring.
+    pub packed: Option<Packed>,
     tables: u64,
     free: Vec<u16>,
     chains: HashMap<u16, Vec<u16>>,
@@ -42,40 +51,64 @@ pub struct Ring {
     pub last_used: u16,
     kicked_at: u16,
     event_idx: bool,
+    /// With IN_ORDER.
+    in_order: Option<Order>,
 }
 
 impl Ring {
-    /// An empty ring of `size` entries in fresh guest memory.
+    /// An empty ring of `size` entries in fresh guest memory, as these features have it.
     ///
     /// # Errors
     /// The guest's memory is used up.
-    pub fn new(memory: &Arc<GuestMemory>, index: u16, size: u16, event_idx: bool) -> Result<Self> {
+    pub fn new(memory: &Arc<GuestMemory>, index: u16, size: u16, features: u64) -> Result<Self> {
         let entries = u64::from(size);
+        let packed = features & RING_PACKED != 0;
         Ok(Self {
             memory: Arc::clone(memory),
             index,
             size,
             descriptors: memory.allocate(16 * entries, 16)?,
-            available: memory.allocate(6 + 2 * entries, 2)?,
+            available: memory.allocate(6 + 2 * entries, 4)?,
             used: memory.allocate(6 + 8 * entries, 4)?,
+            packed: packed.then(|| Packed::new(size)),
             tables: memory.allocate(16 * entries * u64::from(TABLE_ENTRIES), 16)?,
             free: (0..size).rev().collect(),
             chains: HashMap::new(),
             next_available: 0,
             last_used: 0,
             kicked_at: 0,
-            event_idx,
+            event_idx: features & EVENT_IDX != 0,
+            in_order: (features & IN_ORDER != 0).then(Default::default),
         })
+    }
+
+    /// Where a packed ring lies.
+    pub fn area(&self) -> Area {
+        Area {
+            memory: self.memory.clone(),
+            size: self.size,
+            descriptors: self.descriptors,
+            driver: self.available,
+            device: self.used,
+        }
     }
 
     /// Descriptors that are free.
     pub fn free(&self) -> usize {
-        self.free.len()
+        self.packed.as_ref().map_or(self.free.len(), Packed::free)
     }
 
     /// Chains that the device has.
     pub fn in_flight(&self) -> usize {
-        self.chains.len()
+        let batch = self.in_order.as_ref().map_or(0, |(_, batch)| batch.len());
+        self.chains.len() + batch
+    }
+
+    /// What a notification with data says (virtio 1.3 §4.1.5.2) in its upper half.
+    pub fn notification_data(&self) -> u16 {
+        self.packed
+            .as_ref()
+            .map_or(self.next_available, |packed| packed.next.bits())
     }
 
     /// Makes a chain available, in an indirect table when `indirect`; `None` without room. The device sees
@@ -94,6 +127,17 @@ impl Ring {
             .map(|b| (*b, 0))
             .chain(writable.iter().map(|b| (*b, WRITE)))
             .collect();
+        let area = self.area();
+        let (tables, entries) = (self.tables, u64::from(TABLE_ENTRIES));
+        if let Some(packed) = &mut self.packed {
+            let table = |id| tables + 16 * entries * u64::from(id);
+            let added = packed.add(&area, &buffers, indirect, table)?;
+            if let Some(id) = added {
+                self.chains.insert(id, Vec::new());
+                self.remember(id);
+            }
+            return Ok(added);
+        }
         let needed = if indirect { 1 } else { buffers.len() };
         if buffers.is_empty() || self.free.len() < needed {
             return Ok(None);
@@ -117,8 +161,15 @@ impl Ring {
             }
         }
         self.chains.insert(head, taken);
+        self.remember(head);
         self.offer(head)?;
         Ok(Some(head))
+    }
+
+    fn remember(&mut self, head: u16) {
+        if let Some((given, _)) = &mut self.in_order {
+            given.push_back(head);
+        }
     }
 
     /// Puts `head` into the available ring, whatever it is.
@@ -185,6 +236,10 @@ impl Ring {
     /// The ring is outside the guest's memory.
     pub fn wants_kick(&mut self) -> Result<bool> {
         // The index must be visible before the device's wish is read (virtio 1.3 §2.7.13.4.1).
+        let area = self.area();
+        if let Some(packed) = &mut self.packed {
+            return packed.wants_kick(&area);
+        }
         fence(Ordering::SeqCst);
         let (old, new) = (self.kicked_at, self.next_available);
         self.kicked_at = new;
@@ -196,11 +251,14 @@ impl Ring {
         Ok(self.memory.load_u16(self.used)? & 1 == 0)
     }
 
-    /// Used index of the device.
+    /// Used index of the device; in a packed ring it grows at least when the device uses the next buffer.
     ///
     /// # Errors
     /// The ring is outside the guest's memory.
     pub fn used_index(&self) -> Result<u16> {
+        if let Some(packed) = &self.packed {
+            return packed.used_index(&self.area());
+        }
         self.memory.load_u16(self.used + 2)
     }
 
@@ -209,6 +267,50 @@ impl Ring {
     /// # Errors
     /// The device returned a head that it was not given, or more chains than it has.
     pub fn take(&mut self) -> Result<Option<(u16, u32)>> {
+        if let Some((_, batch)) = &mut self.in_order {
+            if let Some(taken) = batch.pop_front() {
+                return Ok(Some(taken));
+            }
+        }
+        let Some((head, len)) = self.entry()? else {
+            return Ok(None);
+        };
+        let mut ids = vec![head];
+        if let Some((given, batch)) = &mut self.in_order {
+            let place = given
+                .iter()
+                .position(|id| *id == head)
+                .ok_or_else(|| Error::Device(format!("used head {head} is not among {given:?}")))?;
+            ids = given.drain(..=place).collect();
+            // Those before the last are without bytes.
+            let bytes = |id: &u16| (*id, if *id == head { len } else { 0 });
+            batch.extend(ids.iter().map(bytes));
+        }
+        let area = self.area();
+        if let Some(packed) = &mut self.packed {
+            packed.consume(&area, &ids)?;
+        }
+        for id in &ids {
+            let Some(chain) = self.chains.remove(id) else {
+                return Err(Error::Device(format!(
+                    "queue {}: used head {id} was not available",
+                    self.index
+                )));
+            };
+            self.free.extend(chain.iter().rev());
+        }
+        self.last_used = self.last_used.wrapping_add(ids.len() as u16);
+        match &mut self.in_order {
+            Some((_, batch)) => Ok(batch.pop_front()),
+            None => Ok(Some((head, len))),
+        }
+    }
+
+    /// The next used entry.
+    fn entry(&self) -> Result<Option<(u16, u32)>> {
+        if let Some(packed) = &self.packed {
+            return packed.entry(&self.area());
+        }
         let index = self.used_index()?;
         if index == self.last_used {
             return Ok(None);
@@ -223,18 +325,9 @@ impl Ring {
         }
         let at = self.used + 4 + 8 * u64::from(self.last_used % self.size);
         let (head, len) = (self.memory.load_u32(at)?, self.memory.load_u32(at + 4)?);
-        self.last_used = self.last_used.wrapping_add(1);
-        let chain = u16::try_from(head)
-            .ok()
-            .and_then(|head| self.chains.remove(&head));
-        let Some(chain) = chain else {
-            return Err(Error::Device(format!(
-                "queue {}: used head {head} was not available",
-                self.index
-            )));
-        };
-        self.free.extend(chain.iter().rev());
-        Ok(Some((head as u16, len)))
+        let head = u16::try_from(head)
+            .map_err(|_| Error::Device(format!("queue {}: used head {head}", self.index)))?;
+        Ok(Some((head, len)))
     }
 
     /// Asks for an interrupt with the next used chain; answers whether one is there already.
@@ -242,6 +335,16 @@ impl Ring {
     /// # Errors
     /// The ring is outside the guest's memory.
     pub fn arm(&self) -> Result<bool> {
+        if self
+            .in_order
+            .as_ref()
+            .is_some_and(|(_, batch)| !batch.is_empty())
+        {
+            return Ok(true);
+        }
+        if let Some(packed) = &self.packed {
+            return packed.arm(&self.area(), self.event_idx);
+        }
         if self.event_idx {
             let at = self.available + 4 + 2 * u64::from(self.size);
             self.memory.store_u16(at, self.last_used)?;
@@ -256,6 +359,17 @@ impl Ring {
     pub fn describe(&self) -> String {
         let word = |address| self.memory.load_u16(address).unwrap_or(0xdead);
         let size = u64::from(self.size);
+        if let Some(packed) = &self.packed {
+            return format!(
+                "queue {}: {packed:?} in flight {}; driver's events {} {}; device's events {} {}",
+                self.index,
+                self.chains.len(),
+                word(self.available),
+                word(self.available + 2),
+                word(self.used),
+                word(self.used + 2),
+            );
+        }
         format!(
             "queue {}: available {} used {} taken {} in flight {}; driver's flags {} event {}; \
              device's flags {} event {}",
@@ -276,6 +390,9 @@ impl Ring {
     /// # Errors
     /// The ring is outside the guest's memory.
     pub fn disarm(&self) -> Result<()> {
+        if let Some(packed) = &self.packed {
+            return packed.disarm(&self.area());
+        }
         if self.event_idx {
             let at = self.available + 4 + 2 * u64::from(self.size);
             self.memory.store_u16(at, self.last_used.wrapping_sub(1))
@@ -292,7 +409,8 @@ mod tests {
 
     fn ring(event_idx: bool) -> Ring {
         let memory = Arc::new(GuestMemory::new(1 << 20, Shape::Whole).unwrap());
-        Ring::new(&memory, 0, 4, event_idx).unwrap()
+        let features = if event_idx { EVENT_IDX } else { 0 };
+        Ring::new(&memory, 0, 4, features).unwrap()
     }
 
     /// What a device would do with the next available head.
