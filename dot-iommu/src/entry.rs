@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::perm::Perm;
+use crate::perm::{Access, Perm};
 use crate::sys::mapping::HostMapping;
 
 /// Number of a `map` call on one table: unique and growing, never reused.
@@ -47,10 +47,13 @@ pub(crate) struct Direct {
     pub(crate) span: u64,
     /// Host address of the first byte, 0 when there is none.
     pub(crate) host: usize,
-    /// The range's rights as bits when host memory is behind it, else 0: one comparison refuses
-    /// both a missing right and missing memory.
+    /// The range's rights as bits when host memory is behind it: one comparison refuses both a
+    /// missing right and missing memory. Without host memory they stand [`ANNOUNCED`] bits higher.
     pub(crate) rights: u64,
 }
+
+/// Where the rights of a range without host memory stand.
+const ANNOUNCED: u32 = 8;
 
 impl Direct {
     /// Grants nothing.
@@ -64,6 +67,14 @@ impl Direct {
     #[inline]
     pub(crate) fn contains(&self, addr: u64) -> bool {
         addr.wrapping_sub(self.start) <= self.span
+    }
+
+    /// Whether a window may answer for `addr`: the range does not have it, or has it without host
+    /// memory and with these rights.
+    #[inline]
+    pub(crate) fn yields(&self, addr: u64, access: Access) -> bool {
+        let asked = u64::from(access.bits());
+        !self.contains(addr) || self.rights >> ANNOUNCED & asked == asked
     }
 }
 
@@ -80,11 +91,10 @@ impl Entry {
             Backing::Mapped { mapping, offset } => (
                 mapping.host_address() + offset as usize,
                 Some(mapping),
-                perm.bits(),
+                u64::from(perm.bits()),
             ),
-            Backing::Message => (0, None, 0),
+            Backing::Message => (0, None, u64::from(perm.bits()) << ANNOUNCED),
         };
-        let rights = u64::from(rights);
         let direct = Direct {
             start,
             span: len.wrapping_sub(1),

@@ -89,29 +89,27 @@ impl DotView<'_> {
         let range = self.candidate(addr);
         match range.and_then(|range| span::within(range, addr, len, access.bits())) {
             Some(span) => Ok(span),
-            None => self.translate_window(addr, len, access),
+            None => self.translate_window(range, addr, len, access),
         }
     }
 
-    /// As [`Self::translate`], for an address that has no memory in the table itself.
+    /// As [`Self::translate`], for an address that has no memory in the table itself; `own`: the only range of
+    /// the table that may contain it.
     #[inline(never)]
-    pub(crate) fn translate_window(
+    fn translate_window(
         &self,
+        own: Option<&Direct>,
         addr: u64,
         len: u64,
         access: Access,
     ) -> Result<HostSpan<'_>, DotError> {
-        let windows = self.windows.as_ref().filter(|_| self.yields(addr, access));
+        let yields = own.is_none_or(|own| own.yields(addr, access));
+        let windows = self.windows.as_ref().filter(|_| yields);
         let range = windows.and_then(|windows| windows.candidate(addr, &self.window_hint));
-        range
-            .and_then(|range| span::within(range, addr, len, access.bits()))
-            .ok_or_else(|| self.why_not(addr, len, access))
-    }
-
-    /// Whether the table leaves `addr` to the windows.
-    fn yields(&self, addr: u64, access: Access) -> bool {
-        let own = self.snapshot.find(addr, &self.hint);
-        own.is_none_or(|entry| !entry.is_mapped() && entry.perm().allows(access))
+        match range.and_then(|range| span::within(range, addr, len, access.bits())) {
+            Some(span) => Ok(span),
+            None => Err(self.why_not(addr, len, access)),
+        }
     }
 
     /// Where `[addr, addr + len)` begins in the file behind it, for somebody who has the same file:

@@ -19,6 +19,7 @@ use crate::endpoint::{Endpoint, EndpointWindows};
 use crate::net::links::Link;
 use crate::port::open::open;
 use crate::port::shm::ShmPort;
+use crate::rdma::function::RdmaFunction;
 use crate::rdma::verbs::Peer;
 use crate::worker::Handle;
 
@@ -428,6 +429,10 @@ impl Shared {
                     f.revoke(Peer(peer), generation);
                     true
                 })
+            }),
+            RdmaRequest::WindowsGiven { function } => self.worker.run(move |state| {
+                let function = state.rdma.get_mut(&function);
+                function.map(RdmaFunction::windowed).is_some()
             }),
             RdmaRequest::SetLink { function, up } => self.worker.run(move |state| {
                 let function = state.rdma.get_mut(&function);

@@ -118,6 +118,7 @@ impl Function {
         let mut spec = self.spec.clone();
         if let FunctionKind::Rdma(rdma) = &mut spec.kind {
             rdma.link_up = self.admin_up.load(Ordering::Acquire);
+            rdma.windows = self.windows.is_some();
         }
         spec
     }

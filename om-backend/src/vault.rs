@@ -208,7 +208,7 @@ mod tests {
     fn the_memory_of_a_bar_is_there_for_others_as_soon_as_an_em_gave_it() {
         let vault = Vault::default();
         assert!(vault.bar(Duration::ZERO).is_none());
-        let (keeper, _) = Keeper::attach(vault.open("f").unwrap()).unwrap();
+        let (keeper, _) = Keeper::attach(vault.open().unwrap()).unwrap();
         assert!(keeper.keep(Key::BAR, std::io::stdin().as_fd()));
         assert!(vault.bar(Duration::from_secs(20)).is_some());
     }

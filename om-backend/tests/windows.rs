@@ -5,7 +5,9 @@ mod fake_em;
 
 use fake_em::{FakeEm, LONG, Told, query};
 use m2m_fabric::keeper::{Keeper, Key};
-use m2m_fabric::proto::{ControlAddress, RdmaRequest, Request as EmRequest, WindowSpec};
+use m2m_fabric::proto::{
+    ControlAddress, FunctionKind, RdmaRequest, Request as EmRequest, WindowSpec,
+};
 use om_backend::Om;
 use om_backend::config::Config;
 use om_backend::northbound::protocol::Request;
@@ -67,7 +69,12 @@ fn place(em: &FakeEm, address: u64) {
 /// The next news; that windows of another OM are gone comes some time later.
 fn news(em: &FakeEm) -> RdmaRequest {
     em.wait(|told| match told {
-        Told::Request(EmRequest::Rdma(RdmaRequest::WindowGone { device: None, .. }), _) => None,
+        Told::Request(
+            EmRequest::Rdma(
+                RdmaRequest::WindowGone { device: None, .. } | RdmaRequest::WindowsGiven { .. },
+            ),
+            _,
+        ) => None,
         Told::Request(EmRequest::Rdma(request), fds) => {
             let window = matches!(request, RdmaRequest::Window { .. });
             assert_eq!(fds.len(), usize::from(window));
@@ -156,6 +163,21 @@ fn an_rdma_em_that_returns_gets_the_windows_that_there_are() {
     write(&gpu, 4, 2);
     for _ in 0..2 {
         let em0 = FakeEm::join_again(&om, "em0");
+        let windows = em0.wait(|told| match told {
+            Told::Request(EmRequest::AddFunction(spec), _) => match spec.kind {
+                FunctionKind::Rdma(rdma) => Some(rdma.windows),
+                _ => None,
+            },
+            _ => None,
+        });
+        assert!(windows, "it waits for them");
         assert_eq!(news(&em0), window(1, 1 << 38));
+        em0.wait(|told| match told {
+            Told::Request(EmRequest::Rdma(RdmaRequest::WindowsGiven { function }), _) => {
+                assert_eq!(function, RDMA);
+                Some(())
+            }
+            _ => None,
+        });
     }
 }

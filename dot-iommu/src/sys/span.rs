@@ -129,7 +129,7 @@ pub(crate) fn within(range: &Direct, addr: u64, len: u64, rights: u8) -> Option<
     if !fits || asked == 0 || range.rights & asked != asked {
         return None;
     }
-    // SAFETY: rights are 0 for a range without host memory. Else the entry beside which `range` is
+    // SAFETY: the low bits of the rights are 0 for a range without host memory. Else the entry beside which `range` is
     // stored (see `Direct`) holds the mapping for as long as the borrow, `map` checked that the whole range lies in the mapping and that the mapping
     // grants the rights, and the bytes lie in the range. They fit in usize as the mapping does.
     Some(unsafe { HostSpan::new(range.host + offset as usize, len as usize, rights) })

@@ -93,7 +93,7 @@ impl RdmaData {
         let memory = table.reader().with_windows(&windows.reader());
         let mut function = RdmaFunction::new(id, device, wires, memory);
         if kept.resumes {
-            function = function.resuming();
+            function = function.resuming(spec.windows);
         }
         function.addresses_changed();
         seat.worker

@@ -25,6 +25,8 @@ pub struct RdmaFunction {
     bus_master: bool,
     /// Whether all wires were given.
     wired: bool,
+    /// Whether all windows were given.
+    windowed: bool,
     /// Until when it does nothing: it takes the place of another, and not everything is there.
     waits: Option<Instant>,
     /// Whether what the other left is taken over.
@@ -45,14 +47,16 @@ impl RdmaFunction {
             memory,
             bus_master: false,
             wired: false,
+            windowed: true,
             waits: None,
             restored: false,
         }
     }
 
     /// The same in the place of a process that was killed: it waits for [`Self::restore`] and [`Self::wired`], so
-    /// that nothing is lost that peers sent.
-    pub fn resuming(mut self) -> Self {
+    /// that nothing is lost that peers sent, and if there may be `windows` for [`Self::windowed`].
+    pub fn resuming(mut self, windows: bool) -> Self {
+        self.windowed = !windows;
         self.waits = Instant::now().checked_add(PATIENCE);
         self
     }
@@ -78,8 +82,14 @@ impl RdmaFunction {
         self.go_on();
     }
 
+    /// All windows are there that there are for now.
+    pub fn windowed(&mut self) {
+        self.windowed = true;
+        self.go_on();
+    }
+
     fn go_on(&mut self) {
-        if self.wired && self.restored {
+        if self.wired && self.restored && self.windowed {
             self.waits = None;
         }
     }

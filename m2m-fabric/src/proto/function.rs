@@ -80,6 +80,9 @@ pub struct RdmaSpec {
     pub mapped_doorbells: bool,
     /// Whether the administrator lets the link be up.
     pub link_up: bool,
+    /// Whether there may be windows: one that takes the place of another waits for
+    /// [`WindowsGiven`](super::RdmaRequest::WindowsGiven) as for its wires.
+    pub windows: bool,
 }
 
 /// What an RDMA port is attached to.

@@ -69,6 +69,11 @@ pub enum RdmaRequest {
         /// Where the memory is.
         window: WindowSpec,
     },
+    /// OM → EM: those were all windows that there are for now.
+    WindowsGiven {
+        /// The RDMA function.
+        function: u32,
+    },
     /// OM → EM: a window of a device, up to a generation, is not there any more; one of them that comes later is refused.
     /// Answered when no transfer uses it, neither here nor in the EM of a peer.
     WindowGone {

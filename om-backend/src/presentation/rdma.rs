@@ -113,6 +113,7 @@ pub fn present(id: u32, function: &FunctionConfig, rdma: &RdmaConfig) -> Present
                 bar: BAR,
                 mapped_doorbells: rdma.mapped_doorbells,
                 link_up: function.link_up,
+                windows: false,
             }),
         },
         link_status: None,
@@ -192,6 +193,7 @@ mod tests {
             bar: 0,
             mapped_doorbells: true,
             link_up: false,
+            windows: false,
         };
         assert_eq!(spec.kind, FunctionKind::Rdma(rdma.clone()));
         let (spec, _) = presented("link_type = \"ethernet\"");

@@ -71,6 +71,7 @@ impl Vm {
                 self.take_away(function, Some(*device), 0);
             }
         }
+        self.tell(function, RdmaRequest::WindowsGiven { function }, &[]);
     }
 
     /// Windows that the EMs have of an OM whose place this one took, and that this one does not know, are no more.

@@ -7,6 +7,7 @@ use distdpu_tests::memory::{Range, Shape};
 use distdpu_tests::mlx5::{Send, Service, opcode};
 use distdpu_tests::time::{SOON, wait_for};
 use distdpu_tests::virtio_net::Guest;
+use std::time::Duration;
 
 /// Where the guests place their BARs.
 pub(crate) const BAR: u64 = 0x40_0000_0000;
@@ -383,8 +384,17 @@ fn the_next_guest_finds_neither_window_nor_content_of_the_last() {
     assert_eq!(rig.request(write, segment), REMOTE_ACCESS);
 }
 
-/// Ends an EM as abruptly as can be, and waits for the next.
+/// Ends an EM that lives long enough to be replaced at once, and waits for the next.
 fn kill(dpu: &Dpu, name: &str) {
+    std::thread::sleep(LIVES);
+    kill_now(dpu, name);
+}
+
+/// An EM that lives shorter is not replaced at once.
+pub(crate) const LIVES: Duration = Duration::from_millis(120);
+
+/// Ends an EM as abruptly as can be, and waits for the next.
+pub(crate) fn kill_now(dpu: &Dpu, name: &str) {
     use rustix::process::{Pid, Signal, kill_process};
     let old = dpu.pid_of(name).unwrap();
     kill_process(Pid::from_raw(old as i32).unwrap(), Signal::KILL).unwrap();

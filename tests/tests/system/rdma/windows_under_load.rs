@@ -1,6 +1,6 @@
 //! Windows that come and go while transfers use them: nothing touches the memory after the guest's write is answered.
 
-use super::windows::{BAR, Rig, register};
+use super::windows::{BAR, LIVES, Rig, kill_now, register};
 use distdpu_tests::mlx5::Send;
 
 /// How often; `DISTDPU_REVOCATIONS` says otherwise.
@@ -21,9 +21,12 @@ enum Revocation {
     Reset,
 }
 
-/// Requests of side A that write all of the region over and over, and read it back over and over.
-fn post(rig: &mut Rig, round: usize) {
-    let (local, key) = (rig.pair.a.buffer, rig.key[1]);
+/// Where a request's own memory is: key and address.
+type Local = (u32, u64);
+
+/// Requests of side A that write the first part of the region over and over, or read it over and over.
+fn post(rig: &mut Rig, local: Local, round: usize) {
+    let key = rig.key[1];
     let side = &mut rig.pair.a;
     for n in 0..POSTED {
         let at = BAR + n as u64 % 4 * u64::from(BYTES);
@@ -31,7 +34,7 @@ fn post(rig: &mut Rig, round: usize) {
             0 => Send::Write(at, key, None),
             _ => Send::Read(at, key),
         };
-        let segment = [(local.key, local.address, BYTES)];
+        let segment = [(local.0, local.1, BYTES)];
         side.qp.post_send(send, &segment, true).unwrap();
     }
     side.driver.ring(&mut side.qp).unwrap();
@@ -55,7 +58,8 @@ fn nothing_touches_the_memory_after_a_revocation_is_acknowledged() {
             .memory
             .write(rig.pair.a.buffer.address, &fill)
             .unwrap();
-        post(&mut rig, round);
+        let local = rig.pair.a.buffer;
+        post(&mut rig, (local.key, local.address), round);
         // At another point of the transfer each time.
         for _ in 0..round % 40 * 50 {
             std::hint::spin_loop();
@@ -101,4 +105,44 @@ fn nothing_touches_the_memory_after_a_revocation_is_acknowledged() {
         failed != 0 && whole != 0,
         "{failed} {whole}: it never came in between"
     );
+}
+
+/// Kills of each EM; `DISTDPU_KILLS` says otherwise.
+fn kills() -> usize {
+    let wanted = std::env::var("DISTDPU_KILLS").ok();
+    wanted.and_then(|text| text.parse().ok()).unwrap_or(20)
+}
+
+#[test]
+fn requests_into_windows_are_done_although_the_ems_are_killed() {
+    let mut rig = Rig::new();
+    for round in 0..3 * kills() {
+        let em = ["em0", "em1", "gpu1"][round % 3];
+        let fill = [round as u8; 4096];
+        // From guest RAM, or from the memory of the guest's own device.
+        let buffer = rig.pair.a.buffer;
+        rig.pair
+            .a
+            .driver
+            .memory
+            .write(buffer.address, &fill)
+            .unwrap();
+        rig.gpu[0].write(0, &fill).unwrap();
+        let local = match round / 3 % 2 {
+            0 => (buffer.key, buffer.address),
+            _ => (rig.key[0], BAR),
+        };
+        std::thread::sleep(LIVES);
+        post(&mut rig, local, 0);
+        kill_now(&rig.pair.dpu, em);
+        for _ in 0..POSTED {
+            let done = rig.pair.a.sends.wait().unwrap();
+            assert_eq!(
+                (done.opcode, done.syndrome),
+                (0, 0),
+                "{em} in round {round}"
+            );
+        }
+        assert!(rig.gpu[1].bytes(0, 4096).unwrap() == fill, "round {round}");
+    }
 }

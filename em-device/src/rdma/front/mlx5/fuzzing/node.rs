@@ -79,6 +79,7 @@ impl Node {
             bar: 0,
             mapped_doorbells: false,
             link_up: true,
+            windows: false,
         };
         let device = Device::new(spec, own, Irqs::new(VECTORS), doorbells.clone());
         let questions = Arc::new(Mutex::new(Vec::new()));

@@ -73,6 +73,7 @@ pub(super) fn spec(link: RdmaLinkLayer) -> RdmaSpec {
         bar: 0,
         mapped_doorbells: false,
         link_up: true,
+        windows: false,
     }
 }
 
