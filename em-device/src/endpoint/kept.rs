@@ -40,11 +40,12 @@ impl Opened {
         Ok(bar)
     }
 
-    /// What is kept of an RDMA function's objects. `None`: there is no memory for it.
-    pub(super) fn objects(&mut self, id: u32) -> Option<Arc<Objects>> {
+    /// What is kept of an RDMA function's objects, and whether a former process left it. `None`: there is no memory
+    /// for it.
+    pub(super) fn objects(&mut self, id: u32) -> Option<(Arc<Objects>, bool)> {
         if let Some(fd) = self.objects.take() {
             match Objects::open(fd) {
-                Ok(objects) => return Some(objects),
+                Ok(objects) => return Some((objects, true)),
                 Err(error) => log::error!("function {id}: {error}"),
             }
         }
@@ -58,7 +59,7 @@ impl Opened {
         if !self.keeper.keep(Kept::Objects, objects.fd()) {
             self.state.set_broken();
         }
-        Some(objects)
+        Some((objects, false))
     }
 }
 

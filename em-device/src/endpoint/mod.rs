@@ -182,9 +182,11 @@ impl Endpoint {
                 (data.clone(), data)
             }
             (FunctionKind::Rdma(rdma), None) => {
+                let objects = kept.objects(id);
                 let kept = Memory {
                     state: kept.state.clone(),
-                    objects: kept.objects(id),
+                    found: objects.as_ref().is_some_and(|(_, found)| *found),
+                    objects: objects.map(|(objects, _)| objects),
                     resumes: kept.resume.is_some(),
                 };
                 let irqs = irqs.clone();

@@ -47,6 +47,8 @@ pub(super) struct Memory {
     pub(super) state: Arc<State>,
     /// `None`: there is no memory for objects.
     pub(super) objects: Option<Arc<Kept>>,
+    /// Whether a former process left them.
+    pub(super) found: bool,
     /// Whether there is a client that a former process served.
     pub(super) resumes: bool,
 }
@@ -121,7 +123,8 @@ impl RdmaData {
 
     /// Takes over what a former process left; answers whether that is all that the driver relies on.
     fn take_over(&self) -> bool {
-        let Some(objects) = self.kept.objects.clone() else {
+        let objects = self.kept.objects.clone();
+        let Some(objects) = objects.filter(|_| self.kept.found) else {
             return false;
         };
         let Some(saved) = self.kept.state.load(Section::Registers) else {

@@ -29,6 +29,7 @@ pub mod opcode {
     pub const TO_ERR_QP: u16 = 0x507;
     pub const TO_RST_QP: u16 = 0x50a;
     pub const QUERY_QP: u16 = 0x50b;
+    pub const CREATE_SRQ: u16 = 0x700;
     pub const QUERY_HCA_VPORT_CONTEXT: u16 = 0x762;
     pub const ALLOC_PD: u16 = 0x800;
     pub const ALLOC_UAR: u16 = 0x802;

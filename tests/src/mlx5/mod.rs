@@ -7,6 +7,7 @@
 mod command;
 mod objects;
 mod queues;
+mod srq;
 
 use crate::client::{Client, Vmm};
 use crate::mapped::MappedRegion;
@@ -17,6 +18,7 @@ use crate::{Error, Result};
 pub use command::opcode;
 pub use objects::{Buffer, QpPlan, Service};
 pub use queues::{Cq, Cqe, Qp, Send};
+pub use srq::Srq;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;

@@ -43,11 +43,11 @@ pub struct QpPlan {
 /// Remote read, write and atomics.
 const ALL_RIGHTS: u32 = 0b111 << 13;
 
-fn put32(bytes: &mut [u8], at: usize, value: u32) {
+pub(super) fn put32(bytes: &mut [u8], at: usize, value: u32) {
     bytes[at..at + 4].copy_from_slice(&value.to_be_bytes());
 }
 
-fn put64(bytes: &mut [u8], at: usize, value: u64) {
+pub(super) fn put64(bytes: &mut [u8], at: usize, value: u64) {
     bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
 }
 
@@ -292,15 +292,15 @@ fn modify(qp: &Qp, service: Service) -> Vec<u8> {
     input
 }
 
-fn index(output: &[u8]) -> u32 {
+pub(super) fn index(output: &[u8]) -> u32 {
     u32::from_be_bytes([0, output[9], output[10], output[11]])
 }
 
-fn pages(at: u64, len: u64) -> Vec<u64> {
+pub(super) fn pages(at: u64, len: u64) -> Vec<u64> {
     (0..len.div_ceil(PAGE)).map(|n| at + n * PAGE).collect()
 }
 
-fn put_pages(input: &mut [u8], pages: &[u64]) {
+pub(super) fn put_pages(input: &mut [u8], pages: &[u64]) {
     for (n, page) in pages.iter().enumerate() {
         put64(input, 0x110 + n * 8, *page);
     }

@@ -339,7 +339,7 @@ impl Qp {
     }
 }
 
-fn segment(key: u32, address: u64, len: u32) -> [u8; 16] {
+pub(super) fn segment(key: u32, address: u64, len: u32) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..4].copy_from_slice(&len.to_be_bytes());
     bytes[4..8].copy_from_slice(&key.to_be_bytes());

@@ -220,6 +220,8 @@ fn ems_that_are_killed_under_traffic_are_replaced_and_every_request_is_done_once
                 // An EM that lives shorter is not replaced at once, nor has it taken over everything.
                 std::thread::sleep(Duration::from_micros(105_000 + random.below(20_000)));
                 if round == 10 {
+                    // Both have everything by then.
+                    std::thread::sleep(Duration::from_millis(200));
                     before = Some([om, pids[0], pids[1]].map(footprint));
                 }
                 let em = random.below(2) as usize;
@@ -238,6 +240,152 @@ fn ems_that_are_killed_under_traffic_are_replaced_and_every_request_is_done_once
             assert!(rss_now < rss + 4096, "{rss} KiB became {rss_now}");
         }
     }
+}
+
+/// Says that something is over, also when it panicked.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Kills either EM `count` times.
+fn kill_in_turn(dpu: &Dpu, count: usize, seed: u64) {
+    let mut random = Random(seed);
+    let mut pids = [0, 1].map(|em| dpu.em_pid(em).unwrap());
+    for _ in 0..count {
+        // An EM that lives shorter is not replaced at once.
+        std::thread::sleep(Duration::from_micros(105_000 + random.below(20_000)));
+        let em = random.below(2) as usize;
+        kill(pids[em], Signal::KILL);
+        pids[em] = successor(dpu, em, pids[em]).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(200));
+}
+
+#[test]
+fn receives_of_a_shared_queue_are_used_once_each_by_whichever_queue_pair() {
+    const SIZE: u64 = 16;
+    let dpu = Dpu::start_rdma(Rdma::new(2)).unwrap();
+    let [mut a, mut b] = [0, 1].map(|n| Side::new(&dpu, n, Service::Rc, Guest::default()));
+    let (lids, (pd_a, pd_b)) = ([a.driver.lid, b.driver.lid], (a.pd, b.pd));
+    let mut srq = b.driver.create_srq(pd_b, 4).unwrap();
+    let plan = |pd| QpPlan {
+        service: Service::Rc,
+        pd,
+        log_send: 7,
+        log_receive: 2,
+    };
+    let mut qps: Vec<_> = (0..2)
+        .map(|_| {
+            let own = a
+                .driver
+                .create_qp(plan(pd_a), &a.sends, &a.receives)
+                .unwrap();
+            let cqs = [&b.sends, &b.receives];
+            let other = b.driver.create_qp_on(plan(pd_b), cqs, &srq).unwrap();
+            a.driver
+                .connect(&own, Service::Rc, lids[1], other.number)
+                .unwrap();
+            b.driver
+                .connect(&other, Service::Rc, lids[0], own.number)
+                .unwrap();
+            own
+        })
+        .collect();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (dpu, stop) = (&dpu, &stop);
+        scope.spawn(move || {
+            let _over = Over(stop);
+            kill_in_turn(dpu, kills() / 4, 77);
+        });
+        let (mut random, mut number) = (Random(9), 0u64);
+        while !stop.load(Ordering::Relaxed) {
+            let count = 1 + random.below(8);
+            let mut sent = std::collections::HashMap::new();
+            for n in 0..count {
+                number += 1;
+                // Long ones come in parts, while the other queue pair takes receives.
+                let len = match random.below(6) {
+                    0 => 262_144 + random.below(200_000),
+                    _ => random.below(5000),
+                } as u32;
+                let data = pattern(number, len);
+                let from = a.buffer.address + n * SLOT / 2;
+                a.driver.memory.write(from, &data).unwrap();
+                let place = b.buffer.address + (number - 1) % SIZE * SLOT / 2;
+                let index = srq.post(b.buffer.key, place, SLOT as u32 / 2).unwrap();
+                assert_eq!(u64::from(index), (number - 1) % SIZE);
+                let segment = [(a.buffer.key, from, len)];
+                let qp = &mut qps[random.below(2) as usize];
+                let send = Send::Send(Some(number as u32));
+                qp.post_send(send, &segment, true).unwrap();
+                sent.insert(number as u32, data);
+            }
+            qps.iter_mut().for_each(|qp| a.driver.ring(qp).unwrap());
+            for _ in 0..count {
+                let cqe = b.receives.wait().unwrap();
+                assert_eq!(cqe.opcode, 3, "{cqe:?}");
+                let data = sent.remove(&cqe.immediate).unwrap();
+                let got = b.bytes(u64::from(cqe.counter) * SLOT / 2, data.len());
+                assert!(got == data, "{cqe:?}");
+                assert_eq!(a.sends.wait().unwrap().opcode, 0);
+            }
+            assert_eq!(b.receives.poll().unwrap(), None, "a delivery twice");
+            assert_eq!(a.sends.poll().unwrap(), None, "a completion twice");
+        }
+        println!("{number} messages");
+    });
+}
+
+#[test]
+fn an_atomic_is_done_once_or_its_connection_fails() {
+    let mut pair = Pair::new(Service::Rc);
+    let Pair { a, b, dpu } = &mut pair;
+    let dpu = &*dpu;
+    let (local, remote) = (a.buffer, b.buffer);
+    let lids = [a.driver.lid, b.driver.lid];
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let stop = &stop;
+        scope.spawn(move || {
+            let _over = Over(stop);
+            kill_in_turn(dpu, kills() / 4, 78);
+        });
+        let (mut count, mut failed) = (0u64, 0);
+        let value = |side: &Side| u64::from_le_bytes(side.bytes(0, 8).try_into().unwrap());
+        while !stop.load(Ordering::Relaxed) {
+            let send = Send::FetchAdd(remote.address, remote.key, 1);
+            a.qp.post_send(send, &[(local.key, local.address, 8)], true)
+                .unwrap();
+            a.driver.ring(&mut a.qp).unwrap();
+            if a.sends.wait().unwrap().opcode == 0 {
+                assert_eq!(value(a), count, "the old value");
+                count += 1;
+                assert_eq!(value(b), count);
+                continue;
+            }
+            // Nobody knows whether it was done.
+            failed += 1;
+            assert!([count, count + 1].contains(&value(b)));
+            count = value(b);
+            a.driver.change_qp(opcode::TO_RST_QP, &a.qp).unwrap();
+            a.qp.forget().unwrap();
+            a.driver
+                .connect(&a.qp, Service::Rc, lids[1], b.qp.number)
+                .unwrap();
+            b.driver.change_qp(opcode::TO_RST_QP, &b.qp).unwrap();
+            b.qp.forget().unwrap();
+            b.driver
+                .connect(&b.qp, Service::Rc, lids[0], a.qp.number)
+                .unwrap();
+        }
+        println!("{count} atomics, {failed} not known");
+        assert!(failed <= kills() / 4);
+    });
 }
 
 /// Every EM kills itself when it comes to `point` for the `count`th time.
