@@ -216,7 +216,7 @@ fn functions(
     let manager = FdStore::from_environment();
     let mut inherited = inherited();
     let (mut functions, mut listeners) = (Vec::new(), Vec::new());
-    let mut windows = AllWindows::new(config);
+    let mut windows = AllWindows::new(config, orphans);
     for (id, (em, f)) in (0..).zip(all) {
         let presentation = presentation::present(id, f);
         let spec = presentation.spec.clone();
@@ -263,15 +263,23 @@ fn functions(
 /// The windows of all VMs that have memory functions.
 struct AllWindows<'c> {
     vms: BTreeSet<&'c str>,
+    /// RDMA functions whose EMs may return from a former OM, with their VMs.
+    returning: Vec<(&'c str, u32)>,
     started: BTreeMap<&'c str, Windows>,
 }
 
 impl<'c> AllWindows<'c> {
-    fn new(config: &'c Config) -> Self {
+    fn new(config: &'c Config, orphans: bool) -> Self {
         let all = config.ems.iter().flat_map(|em| &em.functions);
-        let memory = all.filter(|f| f.kind.memory().is_some());
+        let memory = all.clone().filter(|f| f.kind.memory().is_some());
+        let rdma = (0..)
+            .zip(all)
+            .filter(|(_, f)| orphans && f.kind.rdma().is_some());
         Self {
             vms: memory.filter_map(|f| f.vm.as_deref()).collect(),
+            returning: rdma
+                .filter_map(|(id, f)| Some((f.vm.as_deref()?, id)))
+                .collect(),
             started: BTreeMap::new(),
         }
     }
@@ -283,7 +291,9 @@ impl<'c> AllWindows<'c> {
         if let Some(windows) = self.started.get(vm) {
             return Ok(Some(windows.clone()));
         }
-        let windows = Windows::start(vm).map_err(StartError::Thread)?;
+        let returning = self.returning.iter().filter(|(of, _)| *of == vm);
+        let returning = returning.map(|(_, id)| *id).collect();
+        let windows = Windows::start(vm, returning).map_err(StartError::Thread)?;
         self.started.insert(vm, windows.clone());
         Ok(Some(windows))
     }

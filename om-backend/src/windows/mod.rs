@@ -13,6 +13,7 @@ use crate::control::FunctionControl;
 use crate::vault::Vault;
 use m2m_fabric::Fabric;
 pub use plan::Range;
+use std::collections::BTreeSet;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -58,16 +59,17 @@ pub enum News {
 pub struct Windows(Sender<News>);
 
 impl Windows {
-    /// Starts the thread of a VM. It ends when no function has the windows any more.
+    /// Starts the thread of a VM. It ends when no function has the windows any more. `returning`: RDMA functions whose
+    /// EMs may still have windows of a former OM; a guest that takes memory away waits for them too.
     ///
     /// # Errors
     /// What the system said when there is no room for a thread.
-    pub fn start(vm: &str) -> std::io::Result<Self> {
+    pub fn start(vm: &str, returning: BTreeSet<u32>) -> std::io::Result<Self> {
         let (sender, news) = channel();
         let name = vm.to_owned();
         std::thread::Builder::new()
             .name(format!("windows-{vm}"))
-            .spawn(move || follow(&name, &news))?;
+            .spawn(move || follow(&name, returning, &news))?;
         Ok(Self(sender))
     }
 
@@ -88,14 +90,22 @@ impl Windows {
 }
 
 /// Tells the EMs of one VM what they have to know.
-fn follow(name: &str, news: &Receiver<News>) {
+fn follow(name: &str, mut returning: BTreeSet<u32>, news: &Receiver<News>) {
     let mut vm = Vm::new(name);
-    let mut sweep: Option<Instant> = None;
+    let mut sweep = (!returning.is_empty()).then(|| Instant::now() + RETURN);
+    let mut waiting: Vec<SyncSender<()>> = Vec::new();
     loop {
         let now = Instant::now();
         if sweep.is_some_and(|at| at <= now) {
             vm.sweep();
             sweep = None;
+            returning.clear();
+        }
+        if returning.is_empty() {
+            // Whoever waited may have lost patience.
+            for done in waiting.drain(..) {
+                let _ = done.send(());
+            }
         }
         let wait = sweep.map_or(IDLE, |at| at.saturating_duration_since(now));
         let news = match news.recv_timeout(wait) {
@@ -111,14 +121,17 @@ fn follow(name: &str, news: &Receiver<News>) {
                 done,
             } => {
                 vm.placed(device, range, vault);
-                // Whoever waited may have lost patience.
-                let _ = done.send(());
+                waiting.push(done);
             }
             News::Up { function, fabric } => {
                 vm.up(function, fabric);
+                returning.remove(&function);
                 sweep = Some(Instant::now() + RETURN);
             }
-            News::Down { function } => vm.down(function),
+            News::Down { function } => {
+                vm.down(function);
+                returning.remove(&function);
+            }
         }
     }
 }

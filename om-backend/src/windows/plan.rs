@@ -78,6 +78,11 @@ impl Plan {
         self.given.values()
     }
 
+    /// Whether a function's window is given.
+    pub(super) fn is_given(&self, device: u32) -> bool {
+        self.given.contains_key(&device)
+    }
+
     /// Whether a function's memory is where another's is.
     pub(super) fn is_hidden(&self, device: u32) -> bool {
         self.wanted.contains_key(&device) && !self.given.contains_key(&device)

@@ -65,6 +65,12 @@ impl Vm {
         for window in self.plan.given() {
             self.give(function, window);
         }
+        // What it has of a former OM and this one knows to be elsewhere.
+        for device in self.vaults.keys() {
+            if !self.plan.is_given(*device) {
+                self.take_away(function, Some(*device), 0);
+            }
+        }
         self.tell(function, RdmaRequest::WindowsGiven { function }, &[]);
     }
 

@@ -30,7 +30,7 @@ use thiserror::Error;
 
 /// First word of the memory.
 const MAGIC: u64 = u64::from_le_bytes(*b"rdmakept");
-/// Version of the layout and of the records.
+/// Version of the layout and of the records. A change raises [`smartep::state::VERSION`] too, which an upgrade looks at.
 pub const VERSION: u64 = 1;
 /// Places in the first page, in bytes: first word, version, whether it cannot be relied on.
 const MAGIC_AT: usize = 0;
