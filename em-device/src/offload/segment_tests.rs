@@ -313,7 +313,7 @@ fn udp(ipv6: bool, extra: u8, payload: &[u8], gso_size: u16) -> (Vec<u8>, FrameM
 
 #[test]
 fn udp_becomes_datagrams_with_their_own_lengths_and_checksums() {
-    let payload: Vec<u8> = (0..5000u32).map(|n| (n * 31 >> 3) as u8).collect();
+    let payload: Vec<u8> = (0..5000u32).map(|n| ((n * 31) >> 3) as u8).collect();
     for (ipv6, extra) in [(false, 0), (false, 1), (true, 0), (true, 1), (true, 2)] {
         let (bytes, meta) = udp(ipv6, extra, &payload, 1200);
         let all = segments(&bytes, meta).unwrap();
