@@ -202,6 +202,7 @@ impl<'a> Frame<'a> {
 
     /// Copies bytes from `offset` on into `buf`. Returns how many: fewer than `buf.len()` when the
     /// frame ends first.
+    #[inline]
     pub fn copy_out(&self, offset: usize, buf: &mut [u8]) -> usize {
         self.pieces(offset, buf.len()).read(buf)
     }
@@ -263,6 +264,7 @@ pub struct Pieces<'a> {
 
 impl Pieces<'_> {
     /// Copies the next bytes into `buf`. Returns how many: fewer than `buf.len()` at the end.
+    #[inline]
     pub fn read(&mut self, buf: &mut [u8]) -> usize {
         let mut done = 0;
         while self.left > 0 && done < buf.len() {

@@ -10,8 +10,12 @@ use m2m_fabric::proto::LinkStats;
 use std::os::fd::BorrowedFd;
 use vm_memory::VolatileSlice;
 
+/// Frames that lie on a wire.
+type Wire = Arc<Mutex<Vec<Sent>>>;
+type Sent = (FrameMeta, Vec<u8>);
+
 /// A wire on which a test lays frames.
-struct Laid(Arc<Mutex<Vec<(FrameMeta, Vec<u8>)>>>);
+struct Laid(Wire);
 
 impl Port for Laid {
     fn name(&self) -> &str {
@@ -54,8 +58,6 @@ impl Port for Laid {
         true
     }
 }
-
-type Wire = Arc<Mutex<Vec<(FrameMeta, Vec<u8>)>>>;
 
 /// A bench with such a wire.
 fn with_wire(features: u64) -> (Bench, Wire) {

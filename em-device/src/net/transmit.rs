@@ -58,20 +58,21 @@ pub fn burst(
                 break;
             }
         };
+        let mut meta = FrameMeta::default();
         let last_try = blocked.is_some_and(|since| since.elapsed() >= PATIENCE);
-        match frame(taken.chain, &mut parts, links, limits, last_try) {
-            (Forwarded::Full, ..) => {
+        match frame(taken.chain, &mut parts, links, limits, last_try, &mut meta) {
+            (Forwarded::Full, _) => {
                 ring.unpop(taken.head.slots);
                 blocked.get_or_insert_with(Instant::now);
                 break;
             }
-            (Forwarded::Sent, bytes, meta) => {
+            (Forwarded::Sent, bytes) => {
                 counters.moved(bytes, &meta);
                 unseen += bytes;
                 blocked = None;
             }
             // A wire that stays full is not waited for at each frame anew.
-            (Forwarded::Dropped(reason), ..) => counters.dropped(reason),
+            (Forwarded::Dropped(reason), _) => counters.dropped(reason),
         }
         done += 1;
         if let Err(error) = ring.push_used(taken.head, 0) {
@@ -93,14 +94,16 @@ pub fn burst(
     result.and(published).map(|()| done)
 }
 
+#[inline]
 fn frame(
     chain: Result<Walked, BadChain>,
     parts: &mut Parts<'_>,
     links: &mut Links,
     limits: &Limits,
     last_try: bool,
-) -> (Forwarded, usize, FrameMeta) {
-    let drop = |reason| (Forwarded::Dropped(reason), 0, FrameMeta::default());
+    meta: &mut FrameMeta,
+) -> (Forwarded, usize) {
+    let drop = |reason| (Forwarded::Dropped(reason), 0);
     match chain {
         Ok(walked) if walked.writable != 0 => return drop(drop_reason::WRONG_DIRECTION),
         Ok(_) => {}
@@ -115,10 +118,10 @@ fn frame(
     let Some(header) = bytes.first_chunk() else {
         return drop(drop_reason::SHORT_HEADER);
     };
-    let meta = header::parse(header);
-    let frame = Frame::new(meta, parts.slices().get(first..).unwrap_or_default());
+    *meta = header::parse(header);
+    let frame = Frame::new(*meta, parts.slices().get(first..).unwrap_or_default());
     match check(&frame, limits) {
-        Ok(()) => (links.forward(&frame, last_try), frame.len(), meta),
+        Ok(()) => (links.forward(&frame, last_try), frame.len()),
         Err(reason) => drop(reason),
     }
 }

@@ -125,7 +125,7 @@ mod tests {
 
     impl Source for Two {
         fn figures(&self, queue: u16) -> Option<Figures> {
-            (queue < 2).then(|| Figures {
+            (queue < 2).then_some(Figures {
                 kicks: 1,
                 packets: 10,
                 bytes: 1000,

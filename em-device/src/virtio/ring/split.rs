@@ -178,6 +178,7 @@ impl<'v> Attached<'_, 'v> {
         Ok(())
     }
 
+    #[inline]
     fn end_batch(&mut self) -> Result<(), RingError> {
         if let Some((count, last)) = self.batch.take() {
             self.write_used(last, 0)?;
@@ -186,6 +187,7 @@ impl<'v> Attached<'_, 'v> {
         Ok(())
     }
 
+    #[inline]
     fn write_used(&mut self, head: u16, written: u32) -> Result<(), RingError> {
         let ring = &*self.ring;
         let slot = u64::from((ring.next_used + Wrapping(self.staged)).0 % ring.setup.size);

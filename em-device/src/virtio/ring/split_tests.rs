@@ -334,7 +334,7 @@ fn an_index_is_taken_for_exactly_as_many_entries_as_there_are_for_all_of_them() 
             (ring.next_avail, ring.known_avail) = (Wrapping(at), Wrapping(at));
             driver.set_avail(to);
             let good = to.wrapping_sub(at) <= SIZE;
-            let found = on(&driver, &mut ring, |ring| ring.look());
+            let found = on(&driver, &mut ring, |r| r.look());
             assert_eq!(found.is_ok(), good, "from {at} to {to}");
         }
     }
