@@ -111,10 +111,11 @@ def compare(lab, test, rdma):
                 r = workloads.perftest(server, vm, lab.ip(0), test, size, device=device)
                 results.append({"test": test, "device": name, "from": vm.name, "to": "vm0", "bytes": size, **r})
                 cells += [r[figure] * scale for figure, scale in zip(figures, scales)]
-                first.append(r[figures[0]])
+                # Of few small messages perftest prints 0.00 MiB/s, but still how many there were.
+                first.append(r[figures[1]] if kind == "bw" else r[figures[0]])
             if rdma:
-                ratio = first[1] / first[0] if kind == "bw" else first[0] / first[1]
-                cells.append(f"{ratio:.1f} ×" if first[0] and first[1] else "-")
+                slow, fast = first if kind == "bw" else reversed(first)
+                cells.append(f"{fast / slow:.1f} ×" if slow else "-")
             rows.append([f"{vm.name} → vm0", size] + cells)
     return header, rows, results, 0
 

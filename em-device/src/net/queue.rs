@@ -160,11 +160,13 @@ impl NetQueue {
     }
 
     /// Its ring on a view.
+    #[inline]
     pub fn attach<'r, 'v>(&'r mut self, view: &'v DotView<'_>) -> Option<Attached<'r, 'v>> {
         Some(self.ring.as_mut()?.attach(view))
     }
 
     /// Its ring on a view, and its counters.
+    #[inline]
     pub fn parts<'r, 'v>(
         &'r mut self,
         view: &'v DotView<'_>,

@@ -15,8 +15,6 @@ use crate::virtio::ring::{Attached, Head, MAX_TOGETHER, RingError, Taken};
 use dot_iommu::DotView;
 use std::time::{Duration, Instant};
 
-const _: () = assert!(HASH_START >= STEER_BYTES);
-
 /// How long a frame waits for receive buffers before it is dropped.
 pub const PATIENCE: Duration = Duration::from_millis(100);
 /// Buffers that one frame is merged into at most.
@@ -119,17 +117,35 @@ enum Delivered {
 
 impl RxSink for Sink<'_, '_> {
     fn frame(&mut self, frame: &Frame<'_>) -> Rx {
+        if self.settings.hasher.is_some() {
+            return self.hashed(frame);
+        }
+        let mut start = [0; STEER_BYTES];
+        let known = frame.copy_out(0, &mut start);
+        self.accept(
+            frame,
+            start.get(..known).unwrap_or_default(),
+            Hash::default(),
+        )
+    }
+}
+
+impl<'v> Sink<'_, 'v> {
+    /// A frame whose hash the driver wants or steers by.
+    #[inline(never)]
+    fn hashed(&mut self, frame: &Frame<'_>) -> Rx {
         let mut start = [0; HASH_START];
-        let hasher = self.settings.hasher.as_ref();
-        let looked_at = if hasher.is_some() {
-            HASH_START
-        } else {
-            STEER_BYTES
-        };
-        let known = frame.copy_out(0, start.get_mut(..looked_at).unwrap_or_default());
+        let known = frame.copy_out(0, &mut start);
         let start = start.get(..known).unwrap_or_default();
-        self.learner.learn(start);
+        let hasher = self.settings.hasher.as_ref();
         let hash = hasher.map(|hasher| hasher.hash(start)).unwrap_or_default();
+        self.accept(frame, start, hash)
+    }
+
+    /// A frame that begins with `start`.
+    #[inline]
+    fn accept(&mut self, frame: &Frame<'_>, start: &[u8], hash: Hash) -> Rx {
+        self.learner.learn(start);
         let pair = match (&self.settings.indirection, self.settings.pairs) {
             (Some(indirection), _) => indirection.pair(hash),
             (None, 0 | 1) => 0,
@@ -173,9 +189,7 @@ impl RxSink for Sink<'_, '_> {
             }
         }
     }
-}
 
-impl<'v> Sink<'_, 'v> {
     fn drop(&mut self, queue: u16, reason: &'static str) -> Rx {
         *self.segments_done = 0;
         if let Some(queue) = self.queues.get_mut(usize::from(queue)) {

@@ -143,6 +143,7 @@ impl PackedRing {
         self.untold
     }
 
+    #[inline]
     pub(super) fn attach<'r, 'v>(&'r mut self, view: &'v DotView<'_>) -> Attached<'r, 'v> {
         let (setup, size) = (self.setup, u64::from(self.setup.size));
         let table = DESCRIPTOR_BYTES * size;
@@ -175,6 +176,7 @@ impl<'v> Attached<'_, 'v> {
     }
 
     /// Finds out where a former process was, as soon as the memory is there.
+    #[inline]
     fn find_position(&mut self) {
         if self.ring.resumes && self.recover().is_ok() {
             self.ring.resumes = false;

@@ -59,6 +59,7 @@ impl SplitRing {
         (self.next_used - self.signalled).0
     }
 
+    #[inline]
     pub(super) fn attach<'r, 'v>(&'r mut self, view: &'v DotView<'_>) -> Attached<'r, 'v> {
         let (setup, size) = (self.setup, u64::from(self.setup.size));
         // The event fields are part of the areas whether they are used or not.
@@ -98,6 +99,7 @@ impl<'v> Attached<'_, 'v> {
     }
 
     /// Reads where a former process was, as soon as the memory is there.
+    #[inline]
     fn find_position(&mut self) {
         let ring = &mut *self.ring;
         if !ring.resumes {
