@@ -114,8 +114,8 @@ def compare(lab, test, rdma):
                 # Of few small messages perftest prints 0.00 MiB/s, but still how many there were.
                 first.append(r[figures[1]] if kind == "bw" else r[figures[0]])
             if rdma:
-                slow, fast = first if kind == "bw" else reversed(first)
-                cells.append(f"{fast / slow:.1f} ×" if slow else "-")
+                divisor, dividend = first if kind == "bw" else reversed(first)
+                cells.append(f"{dividend / divisor:.1f} ×" if divisor else "-")
             rows.append([f"{vm.name} → vm0", size] + cells)
     return header, rows, results, 0
 
