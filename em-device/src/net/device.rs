@@ -131,13 +131,7 @@ impl NetDevice {
             if saved::apply(&noted, &mut session.settings).is_none() {
                 log::error!("function {}: settings of the driver are lost", self.id);
             }
-            session.take_offloads();
-            let mac = session.settings.filter.mac;
-            self.config.set_mac((mac != self.spec.mac).then_some(mac));
-            for queue in &mut self.queues {
-                let wish = session.settings.coalescing.of(queue.index);
-                queue.moderation.set_wish(queue.index % 2 == 1, wish);
-            }
+            session::apply_settings(session, &mut self.queues, &self.config, self.spec.mac);
         }
         self.announce = features & features::GUEST_ANNOUNCE != 0;
         // They may have come before this.
@@ -325,7 +319,7 @@ impl NetDevice {
             let before = session.settings.commands.all;
             let commands = session::commands(queue, &view, &source, session, notes, &mut scratch);
             if session.settings.commands.all != before {
-                session::obey(session, others, &self.config, self.spec.mac);
+                session::apply_settings(session, others, &self.config, self.spec.mac);
             }
             done += note(queue.index, commands)?;
             interrupt(queue, &view, signals);
@@ -337,6 +331,8 @@ impl NetDevice {
             link_up: self.link_up,
         };
         let pairs = usize::from(session.settings.pairs);
+        // One that is not in use any more may owe an interrupt.
+        let receivers = usize::from(session.control / 2).min(queues.len() / 2);
         for (pair, queue) in queues.iter_mut().skip(1).step_by(2).enumerate() {
             settle(queue, &view);
             let (_, before) = queue.moved();
@@ -349,7 +345,7 @@ impl NetDevice {
             let bytes = queue.moved().1 - before;
             tell(queue, &view, signals, (frames as u64, bytes), links.now());
         }
-        for queue in queues.iter_mut().step_by(2).take(pairs) {
+        for queue in queues.iter_mut().step_by(2).take(receivers) {
             settle(queue, &view);
             queue.mark();
         }
@@ -385,7 +381,7 @@ impl NetDevice {
                 note(queue, Err(error))?;
             }
         }
-        for queue in queues.iter_mut().step_by(2).take(pairs) {
+        for queue in queues.iter_mut().step_by(2).take(receivers) {
             let moved = queue.moved_since_mark();
             tell(queue, &view, signals, moved, links.now());
         }

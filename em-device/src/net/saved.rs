@@ -100,6 +100,20 @@ mod tests {
     use crate::net::features::OFFERED;
 
     #[test]
+    fn a_driver_that_left_scaling_has_not_come_back_to_it_in_the_successor() {
+        let new = || Settings::new([2, 0, 0, 0, 0, 1], OFFERED, 4);
+        let mut settings = new();
+        let scaling = [4, 1, 0xff, 1, 0, 0, 1, 0, 0, 0, 2, 0, 1, 0, 1, 0, 2, 7, 8];
+        for command in [&scaling[..], &[4, 0, 2, 0]] {
+            assert_eq!(settings.plain(command), OK, "{command:?}");
+        }
+        let mut next = new();
+        apply(&to_bytes(&settings), &mut next).unwrap();
+        assert!(next.indirection.is_none());
+        assert_eq!(next.pairs, 2);
+    }
+
+    #[test]
     fn settings_survive_their_bytes() {
         let new = || Settings::new([2, 0, 0, 0, 0, 1], OFFERED, 4);
         let mut settings = new();

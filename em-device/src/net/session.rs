@@ -81,8 +81,8 @@ impl Source for Others<'_> {
     }
 }
 
-/// What commands changed takes effect.
-pub(super) fn obey(
+/// What commands set takes effect.
+pub(super) fn apply_settings(
     session: &mut Session,
     queues: &mut [NetQueue],
     config: &ConfigOverride,
@@ -152,7 +152,9 @@ pub(super) fn commands(
                 }
                 // Before the driver hears of it.
                 if let Some(notes) = notes {
-                    notes.save(Section::DataPath, &saved::to_bytes(&session.settings));
+                    if !notes.save(Section::DataPath, &saved::to_bytes(&session.settings)) {
+                        notes.set_broken();
+                    }
                 }
                 let at = walked.readable as usize;
                 parts.write(at, &[answer]);

@@ -15,6 +15,8 @@ use super::hash::Hasher;
 
 /// Longest command that is read; what follows is ignored, and a command that needs it fails.
 pub const MAX_COMMAND: usize = 16 << 10;
+/// Longest command about hashes; the largest table and key take less. What is set is kept as the command.
+const MAX_HASH_COMMAND: usize = 512;
 /// Acknowledgement: done.
 pub const OK: u8 = 0;
 /// Acknowledgement: not done.
@@ -156,6 +158,7 @@ impl Settings {
             }
             (MQ, MQ_RSS_CONFIG) => {
                 self.need(features::RSS)?;
+                (command.len() <= MAX_HASH_COMMAND).then_some(())?;
                 let config = rss::rss(data, self.max_pairs)?;
                 self.pairs = config.pairs;
                 self.hasher = Some(config.hasher);
@@ -164,6 +167,7 @@ impl Settings {
             }
             (MQ, MQ_HASH_CONFIG) => {
                 self.need(features::HASH_REPORT)?;
+                (command.len() <= MAX_HASH_COMMAND).then_some(())?;
                 self.hasher = Some(rss::hash(data)?);
                 self.indirection = None;
                 self.hash_command = Some(command.to_vec());
@@ -210,9 +214,16 @@ impl Settings {
         });
         let coalescing = self.coalescing.commands();
         let coalescing = coalescing.map(|command| [&[NOTF_COAL][..], &command].concat());
+        // A driver that left scaling for steering by the device keeps its hash, not the table.
+        let scaled = matches!(self.hash_command.as_deref(), Some([MQ, MQ_RSS_CONFIG, ..]));
+        let back = (scaled && self.indirection.is_none()).then(|| {
+            let [low, high] = self.pairs.to_le_bytes();
+            vec![MQ, MQ_VQ_PAIRS_SET, low, high]
+        });
         offloads
             .into_iter()
             .chain(self.hash_command.clone())
+            .chain(back)
             .chain(coalescing)
     }
 
@@ -248,9 +259,11 @@ impl Source for NoSource {
     }
 }
 
-/// `struct virtio_net_ctrl_mac` and what follows it. `Some(None)` as a table: more than fit.
-#[allow(clippy::type_complexity)]
-fn table(data: &[u8]) -> Option<(Option<Vec<Mac>>, &[u8])> {
+/// Addresses that a driver lets in; `None`: more than fit.
+type Table = Option<Vec<Mac>>;
+
+/// `struct virtio_net_ctrl_mac` and what follows it.
+fn table(data: &[u8]) -> Option<(Table, &[u8])> {
     let (count, rest) = data.split_first_chunk::<4>()?;
     let bytes = usize::try_from(u32::from_le_bytes(*count))
         .ok()?

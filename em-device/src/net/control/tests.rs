@@ -167,6 +167,8 @@ fn scaling_is_refused_unless_all_of_it_makes_sense() {
     for len in 2..whole.len() {
         assert_eq!(settings().plain(&whole[..len]), ERR, "{len} bytes");
     }
+    let too_long = [&whole[..], &[0; 512]].concat();
+    assert_eq!(settings().plain(&too_long), ERR, "it could not be kept");
     let mut report = vec![4, 2, 0xff, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 1, 2];
     assert_eq!(settings().plain(&report), OK);
     report.pop();

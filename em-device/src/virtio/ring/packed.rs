@@ -192,17 +192,28 @@ impl<'v> Attached<'_, 'v> {
             return Err(RingError::Unmapped);
         }
         let happened = !step.from.is_available(self.flags(step.from)?);
-        let mut ended = happened;
+        let mut untold = None;
         if let Some(place) = place.filter(|_| !happened && step.logged != 0) {
             let log =
                 (0..usize::from(step.logged)).map(|index| Used::from_bits(place.entry(index)));
             let log: Vec<Used> = log.collect();
             self.use_all(step.from, &log)?;
-            ended = true;
+            let slots = log
+                .iter()
+                .map(|used| u32::from(used.head.slots))
+                .sum::<u32>();
+            untold = Some(slots.min(u32::from(size)) as u16);
         }
         let ring = &mut *self.ring;
+        let ended = happened || untold.is_some();
         ring.next_used = if ended { step.to } else { step.from };
-        (ring.next_avail, ring.signalled) = (ring.next_used, ring.next_used);
+        ring.next_avail = ring.next_used;
+        ring.signalled = ring.next_used;
+        if let Some(slots) = untold {
+            // The driver may have looked before this, and waits to be told.
+            ring.signalled = step.from;
+            (ring.untold, ring.untold_slots) = (step.logged, slots);
+        }
         Ok(())
     }
 

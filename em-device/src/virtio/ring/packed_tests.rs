@@ -531,6 +531,34 @@ fn a_successor_ends_a_use_that_was_begun_and_does_none_twice() {
 }
 
 #[test]
+fn a_driver_hears_of_a_use_that_the_successor_ended() {
+    let mut b = Bench::new(SIZE, LINUX);
+    b.offer(0, 1);
+    b.offer(1, 1);
+    let from = b.ring.next_used;
+    let place = b.note.place().unwrap();
+    for id in 0..2 {
+        let head = Head { id, slots: 1 };
+        place.set_entry(id.into(), Used { head, written: 7 }.to_bits());
+    }
+    let to = from.forward(2, SIZE);
+    place.set_step(
+        Step {
+            from,
+            to,
+            logged: 2,
+        }
+        .to_bits(),
+    );
+    // The driver looked in between, found nothing, and asks for the first.
+    b.driver.set_wish(from.bits(), 2);
+    b.replace();
+    assert!(b.on(heads).is_empty());
+    assert!(b.on(|r| r.wants_interrupt()));
+    assert!(!b.on(|r| r.wants_interrupt()), "once");
+}
+
+#[test]
 fn a_driver_that_has_refilled_the_ring_meanwhile_is_not_disturbed() {
     let mut b = Bench::new(3, LINUX);
     for id in 0..3 {
