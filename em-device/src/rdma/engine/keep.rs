@@ -16,7 +16,7 @@ use crate::rdma::kept::{Detail, Finished, Kept, Standing};
 use crate::rdma::packet::Verdict;
 use crate::rdma::verbs::{
     CompletionQueue, Front, MemKey, Next, Path, Peer, QpNum, QpState, ReceiveFrom, ReceiveQueue,
-    ReceiveRequest, Region, Rights, SendQueue, Service, SrqNum, Translation,
+    ReceiveRequest, Region, Rights, SendQueue, Service, SrqNum, Status, Translation,
 };
 use crate::virtio::saved::Fields;
 use std::sync::Arc;
@@ -136,7 +136,7 @@ impl<F: Front> Engine<F> {
         qp.state = to;
         qp.go_on(&standing, &mut self.shared, cx);
         if let Some(place) = &mut qp.place {
-            place.begin(owner, &standing);
+            place.go_on(owner, &standing);
         }
         let uncertain = standing.atomic == Some(standing.received.psn);
         if uncertain && qp.receives() && qp.service == Service::Rc {
@@ -172,6 +172,16 @@ impl<F: Front> Engine<F> {
             let _ = self.shared.shared_receive(num, cx);
             if let Some(srq) = self.shared.srqs.get(num.0) {
                 srq.keep();
+            }
+        }
+        // A process that died while a queue pair went to error may not have flushed the receive in hand.
+        for num in 0..self.qps.end() {
+            let qp = self.qps.get_mut(num);
+            let Some(qp) = qp.filter(|qp| qp.state == QpState::Error) else {
+                continue;
+            };
+            for taken in qp.responder.stop() {
+                qp.complete_receive(&taken, Status::Flushed, &mut self.shared, cx);
             }
         }
     }

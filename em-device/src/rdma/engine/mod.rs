@@ -304,10 +304,8 @@ impl<F: Front> Engine<F> {
 
     /// Removes a queue pair, whatever its state.
     pub fn remove_qp(&mut self, num: QpNum) -> Result<(), Refused> {
+        // Its place counts for nothing without the record that the command removes; until then a successor needs it.
         let qp = self.qps.remove(num.0).ok_or(Refused::Unknown)?;
-        if let Some(place) = &qp.place {
-            place.forget();
-        }
         let qps = &self.qps;
         for timer in [&qp.answer_timer, &qp.pause_timer] {
             self.timers.forget(timer, |num, kind| {

@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const ATOMICS: usize = 16;
 const VALID: u64 = 1 << 63;
 const LOW24: u64 = 0xff_ffff;
+/// In the word of the responder: the second copy of the detail is in use.
+const SECOND_COPY: u64 = 1 << 41;
 
 /// Words of a queue pair's place.
 const STATE: usize = 0;
@@ -144,6 +146,18 @@ impl QpPlace {
         self.store(STATE, u64::from(owner) << 32 | u64::from(standing.state));
     }
 
+    /// As [`Self::begin`] where the place may be `owner`'s already: then what it says never goes, whenever the process
+    /// dies.
+    pub fn go_on(&mut self, owner: u32, standing: &Standing) {
+        if self.load(STATE) >> 32 != u64::from(owner) {
+            return self.begin(owner, standing);
+        }
+        self.copy = self.load(RECEIVED) & SECOND_COPY != 0;
+        self.sent(standing.sent);
+        self.received(standing.received, standing.detail);
+        self.set_state(standing.state);
+    }
+
     /// Nobody's.
     pub fn forget(&self) {
         self.store(STATE, 0);
@@ -204,7 +218,7 @@ impl QpPlace {
         for (n, word) in words.into_iter().enumerate() {
             self.store(at + n, word);
         }
-        let copy = if self.copy { 1 << 41 } else { 0 };
+        let copy = if self.copy { SECOND_COPY } else { 0 };
         self.store(RECEIVED, bits | 1 << 40 | copy);
         self.store(RECEIVING, 0);
     }

@@ -134,11 +134,8 @@ impl Cq {
         let (produced, events) = (place.load(PRODUCED), place.load(EVENTS));
         self.producer = produced as u32 & MASK;
         self.failed = produced & FAILED != 0;
-        // An entry may have been stored last and not counted.
-        for _ in 0..1u32 << self.log_size {
-            if !self.is_stored(view) {
-                break;
-            }
+        // An entry may have been stored last and not counted; one, because each is counted right behind its store.
+        if self.is_stored(view) {
             self.producer = self.producer.wrapping_add(1) & MASK;
         }
         // What the driver is known to have read.
@@ -296,7 +293,10 @@ impl Cq {
             op_own: opcode::RESIZE << 4,
             ..Cqe::default()
         };
-        if self.store(last.to_bytes(), view).is_err() {
+        // A former process may have stored it and not come further; after a finished resize the buffer is another.
+        let there = self.last(view);
+        let there = there.is_some_and(|cqe| cqe.op_own >> 4 == opcode::RESIZE);
+        if !there && self.store(last.to_bytes(), view).is_err() {
             return Ok(Pushed::Overrun);
         }
         self.buffer = buffer;

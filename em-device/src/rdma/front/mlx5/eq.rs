@@ -159,11 +159,8 @@ impl Eq {
     pub(crate) fn restore(&mut self, place: QueuePlace, memory: &DotView<'_>, irqs: &Irqs) {
         self.producer = place.load(0) as u32;
         self.consumer = place.load(1) as u32 & INDEX_MASK;
-        // An entry may have been stored last and not counted.
-        for _ in 0..1u32 << self.log_size {
-            if !self.is_stored(memory) {
-                break;
-            }
+        // An entry may have been stored last and not counted; one, because each is counted right behind its store.
+        if self.is_stored(memory) {
             self.producer = self.producer.wrapping_add(1);
         }
         place.store(0, self.producer.into());

@@ -127,7 +127,8 @@ impl EtherTx {
         last: Option<Cqe>,
         view: &dot_iommu::DotView<'_>,
     ) -> bool {
-        if let Some(standing) = place.standing(OWNER, |_| false, |_| false) {
+        let known = place.standing(OWNER, |_| false, |_| false);
+        if let Some(standing) = &known {
             self.ring.seek(standing.sent.position);
             self.failed = standing.state == FAILED;
         }
@@ -141,7 +142,14 @@ impl EtherTx {
         if let (true, Head::Entry(posted)) = (completed, self.ring.head(view)) {
             self.ring.advance(&posted);
         }
-        self.keep_in(place);
+        match known {
+            // The place is this queue's already, and says so at any time.
+            Some(_) => {
+                self.place = Some(place);
+                self.keep();
+            }
+            None => self.keep_in(place),
+        }
         self.failed
     }
 
