@@ -69,7 +69,7 @@ impl Side {
     }
 }
 
-/// A request: where it writes, and how many bytes.
+/// Where a request writes.
 struct Target {
     key: u32,
     address: u64,

@@ -75,7 +75,7 @@ impl DeviceMemory {
         pci::write16(&mut self.client, 4, command)
     }
 
-    /// A function level reset, after which the guest places the BAR where it was and switches it on.
+    /// A function level reset; memory decode is off afterwards.
     ///
     /// # Errors
     /// The access failed.
@@ -123,7 +123,7 @@ impl DeviceMemory {
         Ok(u64::from_le_bytes(data))
     }
 
-    /// The first bytes of config space.
+    /// The command register.
     ///
     /// # Errors
     /// The access failed.

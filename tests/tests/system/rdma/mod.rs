@@ -25,7 +25,6 @@ pub(crate) struct Side {
 pub(crate) struct Pair {
     pub(crate) a: Side,
     pub(crate) b: Side,
-    #[allow(dead_code)] // lives as long as its functions are used
     pub(crate) dpu: Dpu,
 }
 

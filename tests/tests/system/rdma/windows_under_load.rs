@@ -50,15 +50,16 @@ fn nothing_touches_the_memory_after_a_revocation_is_acknowledged() {
             1 => Revocation::Move,
             _ => Revocation::Reset,
         };
-        // What a late write would leave behind is told from what is there.
-        let fill = [round as u8 | 1; 4096];
-        rig.pair
-            .a
-            .driver
-            .memory
-            .write(rig.pair.a.buffer.address, &fill)
-            .unwrap();
+        // Contents of this round alone: what is sent, what is there before, what the guest writes once it has the
+        // answer.
+        let [sent, before, after] = [0, 1, 2].map(|n| (3 * round + n) as u8);
         let local = rig.pair.a.buffer;
+        let memory = &rig.pair.a.driver.memory;
+        memory
+            .write(local.address, &vec![sent; BYTES as usize])
+            .unwrap();
+        let all = 4 * BYTES as usize;
+        rig.gpu[1].write(0, &vec![before; all]).unwrap();
         post(&mut rig, (local.key, local.address), round);
         // At another point of the transfer each time.
         for _ in 0..round % 40 * 50 {
@@ -71,7 +72,7 @@ fn nothing_touches_the_memory_after_a_revocation_is_acknowledged() {
             Revocation::Reset => gpu.reset().unwrap(),
         }
         // The answer is here: from now on the memory is the guest's alone.
-        let poison = vec![0xa5; 4 * BYTES as usize];
+        let poison = vec![after; all];
         gpu.write(0, &poison).unwrap();
         let mut errors = 0;
         for _ in 0..POSTED {
@@ -86,10 +87,13 @@ fn nothing_touches_the_memory_after_a_revocation_is_acknowledged() {
             }
         }
         failed += errors;
-        let after = rig.gpu[1].bytes(0, poison.len()).unwrap();
         assert!(
-            after == poison,
+            rig.gpu[1].bytes(0, all).unwrap() == poison,
             "{revocation:?} in round {round}: written to afterwards"
+        );
+        assert!(
+            !rig.pair.a.bytes(0, BYTES as usize).contains(&after),
+            "{revocation:?} in round {round}: read from afterwards"
         );
         if errors != 0 {
             rig.reconnect();
@@ -118,7 +122,7 @@ fn requests_into_windows_are_done_although_the_ems_are_killed() {
     let mut rig = Rig::new();
     for round in 0..3 * kills() {
         let em = ["em0", "em1", "gpu1"][round % 3];
-        let fill = [round as u8; 4096];
+        let fill = vec![round as u8; BYTES as usize];
         // From guest RAM, or from the memory of the guest's own device.
         let buffer = rig.pair.a.buffer;
         rig.pair
@@ -143,6 +147,8 @@ fn requests_into_windows_are_done_although_the_ems_are_killed() {
                 "{em} in round {round}"
             );
         }
-        assert!(rig.gpu[1].bytes(0, 4096).unwrap() == fill, "round {round}");
+        let parts =
+            [0, 1, 2, 3].map(|n| rig.gpu[1].bytes(n * fill.len() as u64, fill.len()).unwrap());
+        assert!(parts.iter().all(|part| *part == fill), "round {round}");
     }
 }
