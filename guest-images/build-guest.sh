@@ -4,7 +4,7 @@
 #   vmlinuz              the kernel as packaged
 #   vmlinux              the same kernel unpacked, which QEMU starts directly (PVH) and sooner
 #   initramfs.cpio.lz4   the root
-# --kernel backports   the kernel of trixie-backports (7.0 or newer), and tests/guest/gpudirect.c as a program
+# --kernel backports   the kernel of trixie-backports (7.0 or newer), and guest-images/gpudirect.c as a program
 # --out DIR   copy them to DIR as well, and print DIR
 # --refresh   make the guest anew from today's packages
 set -euo pipefail
@@ -36,7 +36,7 @@ modules+=" mlx5_core mlx5_ib vfio_pci vfio_iommu_type1 ext4 squashfs overlay crc
 name=guest options=()
 if [ -n "$backports" ]; then
   name=guest-backports
-  programs=("$here/../tests/guest/gpudirect.c")
+  programs=("$here/gpudirect.c")
   packages+=,libc6-dev,libibverbs-dev
 fi
 

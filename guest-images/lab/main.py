@@ -52,7 +52,7 @@ def arguments(argv):
     p.add_argument("--gpudirect", action="store_true",
                    help="give each guest a memory function and move data between those; takes the kernel of "
                         "trixie-backports")
-    p.add_argument("--gpu-memory", default="256M", metavar="SIZE", help="size of a memory function (default 256M)")
+    p.add_argument("--gpu-memory", metavar="SIZE", help="size of a memory function (default 256M)")
     p.add_argument("--qemu-arg", action="append", default=[], metavar="ARG", help="an extra argument for QEMU")
     p.add_argument("--json", metavar="FILE", help="also write the results there")
     args = p.parse_args(argv)
@@ -68,7 +68,11 @@ def arguments(argv):
     if args.gpudirect and (args.image or args.kernel or args.no_rdma_function):
         raise LabError("--gpudirect needs the lab's own guests and their RDMA functions; leave --image, --kernel and "
                        "--no-rdma-function away")
-    args.gpu_mib = host.size_mib(args.gpu_memory) if args.gpudirect else None
+    if args.gpudirect and args.test != p.get_default("test"):
+        raise LabError("--gpudirect is a test of its own; leave --test away, or use --shell")
+    if args.gpu_memory and not args.gpudirect:
+        raise LabError("--gpu-memory is the size of --gpudirect's memory functions; give both")
+    args.gpu_mib = host.size_mib(args.gpu_memory or "256M") if args.gpudirect else None
     if args.gpu_mib and args.gpu_mib & (args.gpu_mib - 1):
         raise LabError(f"--gpu-memory {args.gpu_memory} is no power of two")
     check_arguments(args.qemu_arg)

@@ -1,40 +1,16 @@
 """Memory functions: stock drivers move data between the BARs of two guests, through DOT windows."""
 
-import os
-import signal
-import time
-
-from lab import gpudirect, rdma
+from lab import gpudirect
+from recovery import replace
+from rdma_function import clean, devices
 
 FLAVOUR = "backports"
 LAB = {"mtu": 9000, "rdma": "infiniband", "memory": 1024, "gpu_mib": 256}
 SIZES = (1, 4096, 65536, 1 << 20, 16 << 20)
 
 
-def devices(ctx):
-    """Names of the RDMA devices in both guests, with the driver loaded."""
-    return ctx.lab.bring_up_rdma()
-
-
-def clean(ctx):
-    """Fails when a guest's kernel complained."""
-    for vm in ctx.lab.vms:
-        found = rdma.complaints(vm)
-        assert not found, f"{vm.name}: " + "; ".join(found[:5])
-
-
-def kill(ctx, name):
-    """Ends an EM; returns when the next one serves."""
-    old = ctx.lab.dpu.em_pids()[name]
-    os.kill(old, signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while ctx.lab.dpu.em_pids()[name] in (old, None):
-        assert time.monotonic() < deadline, f"{name} is not replaced"
-        time.sleep(0.05)
-
-
 def test_the_guest_sees_an_accelerator_with_a_large_bar(ctx):
-    """lspci shows the class and a 64-bit prefetchable BAR; dpuctl shows where the guest placed it."""
+    """lspci shows the class and a 64-bit prefetchable BAR; dpuctl shows its size."""
     for vm, f in zip(ctx.lab.vms, ctx.lab.memory_functions):
         listed = vm.must("lspci -nv -d 1234:6dba")
         assert "1200" in listed and "64-bit, prefetchable" in listed and "256M" in listed, listed
@@ -56,10 +32,10 @@ def test_data_moves_between_device_and_system_memory_of_both_guests(ctx):
 
 
 def test_the_memory_function_s_em_may_be_killed(ctx):
-    """The guests go on with the memory that they have mapped, and with the windows."""
+    """Its EM is replaced while no program uses the memory; the next use works."""
     names = devices(ctx)
     for f in ctx.lab.memory_functions:
-        kill(ctx, f.em)
+        replace(ctx, f.em)
     results = gpudirect.run(ctx.lab, names, (65536,), ms=0)
     assert sum(r["what"] == "data" for r in results) >= 4
     clean(ctx)

@@ -32,12 +32,30 @@ def complaints(vm):
     return vm.must("dmesg -r | grep -E '^<[0-4]>' | grep -iE 'virtio|eth0|vfio|pci|hung|stall' || true").strip()
 
 
-def start_streams(ctx, seconds):
-    """iperf3 from vm1 to vm0, and a ping 100 times a second."""
+def start_stream(ctx, seconds, address):
+    """iperf3 from vm1 to an address of vm0."""
     server, client = ctx.lab.vms
     server.must("pkill -x iperf3; iperf3 -s -D --logfile /tmp/iperf3.log; sleep 0.3")
-    client.must(f"(iperf3 -c {ctx.lab.ip(0)} -t {seconds} -i 1 >/tmp/iperf.log 2>&1; echo status $? >>/tmp/iperf.log) "
-                f">/dev/null 2>&1 & (ping -D -i 0.01 -w {seconds} {ctx.lab.ip(0)} >/tmp/ping.log 2>&1) >/dev/null 2>&1 & sleep 1", 30)
+    client.must(f"(iperf3 -c {address} -t {seconds} -i 1 >/tmp/iperf.log 2>&1; echo status $? >>/tmp/iperf.log) "
+                ">/dev/null 2>&1 & sleep 1", 30)
+
+
+def end_of_stream(ctx, seconds):
+    """Waits for iperf3, which ended well; prints what it received."""
+    client = ctx.lab.vms[1]
+    deadline = time.monotonic() + seconds + 60
+    while "status" not in client.must("cat /tmp/iperf.log", 30):
+        assert time.monotonic() < deadline, "iperf3 does not end"
+        time.sleep(1)
+    log = client.must("cat /tmp/iperf.log", 30)
+    assert "status 0" in log, log[-2000:]
+    print("   " + "; ".join(line for line in log.splitlines() if "receiver" in line), flush=True)
+
+
+def start_streams(ctx, seconds):
+    """iperf3 from vm1 to vm0, and a ping 100 times a second."""
+    start_stream(ctx, seconds, ctx.lab.ip(0))
+    ctx.lab.vms[1].must(f"(ping -D -i 0.01 -w {seconds} {ctx.lab.ip(0)} >/tmp/ping.log 2>&1) >/dev/null 2>&1 &", 30)
 
 
 def gaps(client, kills):
@@ -49,15 +67,8 @@ def gaps(client, kills):
 
 def check_streams(ctx, seconds, kills):
     """The stream ended well, the guests are silent; prints the gaps."""
-    client = ctx.lab.vms[1]
-    deadline = time.monotonic() + seconds + 60
-    while "status" not in client.must("cat /tmp/iperf.log", 30):
-        assert time.monotonic() < deadline, "iperf3 does not end"
-        time.sleep(1)
-    log = client.must("cat /tmp/iperf.log", 30)
-    assert "status 0" in log, log[-2000:]
-    print("   longest gaps, ms:", " ".join(f"{g:.0f}" for g in gaps(client, kills)), flush=True)
-    print("   " + "; ".join(line for line in log.splitlines() if "receiver" in line), flush=True)
+    end_of_stream(ctx, seconds)
+    print("   longest gaps, ms:", " ".join(f"{g:.0f}" for g in gaps(ctx.lab.vms[1], kills)), flush=True)
     for index, vm in enumerate(ctx.lab.vms):
         said = complaints(vm)
         assert said == ctx.before[index], f"vm{index}: {said}"

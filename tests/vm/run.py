@@ -2,7 +2,8 @@
 
 A test is a function `test_…(ctx)` in one of the modules below. Tests of one module share a lab, in the
 order written; a test that breaks its lab says so by `ctx.fresh()`. `LAB` of a module has the settings of its
-lab, or is a function that gives them; `FLAVOUR` names the guests' kernel when it is not the usual one. There are no skips: what cannot run fails.
+lab, or is a function that gives them; `FLAVOUR` names the guests' kernel when it is not the usual one. There
+are no skips: what cannot run fails.
 """
 
 import importlib
@@ -18,10 +19,10 @@ from lab.errors import LabError  # noqa: E402
 from lab.session import Lab, find_parts  # noqa: E402
 
 MODULES = ("main_job", "network", "rdma", "rdma_function", "rdma_ethernet", "rdma_function_life", "life_cycle",
-           "recovery", "rdma_recovery", "rdma_recovery_ethernet")
+           "recovery", "rdma_recovery", "rdma_recovery_ethernet", "gpudirect")
 # Run when named: they take minutes each.
 NAMED = ("sessions", "rdma_function_more", "rdma_ethernet_more", "rdma_function_life_more", "applications", "own_image",
-         "gpudirect", "gpudirect_lazy")
+         "gpudirect_lazy")
 
 
 class Context:

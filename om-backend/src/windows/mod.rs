@@ -3,8 +3,9 @@
 //!
 //! The OM presents config space, so it knows where the guest placed a BAR and whether memory decode is on. One thread
 //! for each VM ([`follow`]) tells the EMs, so that what is given and what is taken away goes in order, and a VM whose
-//! EM does not answer holds up no other. A write of a guest that takes a window away waits until its EMs have said that
-//! no transfer uses the window ([`Placement::follow`]), or for [`PATIENCE`].
+//! EM does not answer holds up the windows of no other. A write of a guest that takes a window away waits until its EMs
+//! have said that no transfer uses the window ([`Placement::follow`]), or for [`WRITE_PATIENCE`]; other writes to config
+//! space that come by the same EM wait behind it.
 
 mod plan;
 mod vm;
@@ -19,8 +20,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use vm::Vm;
 
-/// How long a guest's write waits for what it changes. Its EM waits for a second.
-const PATIENCE: Duration = Duration::from_millis(900);
+/// How long a guest's write waits for what it changes; the memory function's EM gives up after 1 s.
+const WRITE_PATIENCE: Duration = Duration::from_millis(900);
 
 /// How long after an EM came the memory functions of its VM may be unknown, because another EM has not returned yet.
 const RETURN: Duration = Duration::from_secs(3);
@@ -165,7 +166,7 @@ impl Placement {
     /// uses the place where it was.
     pub fn follow(&self, device: u32, control: &FunctionControl, vault: &Vault) {
         let told = self.tell(device, control, vault);
-        if told.is_some_and(|done| done.recv_timeout(PATIENCE).is_err()) {
+        if told.is_some_and(|done| done.recv_timeout(WRITE_PATIENCE).is_err()) {
             log::error!("function {device}: an EM does not get done with the memory in time");
         }
     }

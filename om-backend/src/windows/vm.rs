@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How long an EM may take. It waits for its peers for less.
-const PATIENCE: Duration = Duration::from_millis(900);
+const EM_PATIENCE: Duration = Duration::from_millis(900);
 /// How long the file of a function that just started may be on its way.
 const FILE: Duration = Duration::from_millis(500);
 
@@ -117,7 +117,7 @@ impl Vm {
         let Some(fabric) = self.ems.get(&function).filter(|fabric| fabric.is_up()) else {
             return;
         };
-        match fabric.call(Request::Rdma(request), fds, PATIENCE) {
+        match fabric.call(Request::Rdma(request), fds, EM_PATIENCE) {
             Ok(Reply::Ok) => {}
             Ok(Reply::Failed(why)) => log::error!("function {function} and a window: {why}"),
             Ok(other) => log::error!("function {function} and a window: it answers {other:?}"),
