@@ -15,7 +15,6 @@ use m2m_fabric::proto::{LinkStats, VirtioNetSpec, VirtioPciLayout, Window};
 use smartep::irq::Irqs;
 use std::error::Error;
 use std::io::Write;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vm_memory::VolatileSlice;
@@ -70,20 +69,6 @@ impl Port for Endless {
             sink.frame(&frame);
         }
         budget
-    }
-
-    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    fn arm(&mut self) -> bool {
-        false
-    }
-
-    fn disarm(&mut self) {}
-
-    fn carrier(&self) -> bool {
-        true
     }
 
     fn stats(&self) -> LinkStats {

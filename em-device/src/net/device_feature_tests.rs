@@ -7,7 +7,6 @@ use crate::net::header;
 use crate::port::{Port, RxSink, TxError};
 use crate::virtio::feature::RING_RESET;
 use m2m_fabric::proto::LinkStats;
-use std::os::fd::BorrowedFd;
 use vm_memory::VolatileSlice;
 
 /// Frames that lie on a wire.
@@ -34,20 +33,6 @@ impl Port for Laid {
             sink.frame(&Frame::new(*meta, &[VolatileSlice::from(&mut bytes[..])]));
         }
         frames.len()
-    }
-
-    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    fn arm(&mut self) -> bool {
-        false
-    }
-
-    fn disarm(&mut self) {}
-
-    fn carrier(&self) -> bool {
-        true
     }
 
     fn stats(&self) -> LinkStats {

@@ -188,20 +188,6 @@ mod tests {
             0
         }
 
-        fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-            None
-        }
-
-        fn arm(&mut self) -> bool {
-            false
-        }
-
-        fn disarm(&mut self) {}
-
-        fn carrier(&self) -> bool {
-            true
-        }
-
         fn stats(&self) -> LinkStats {
             LinkStats::default()
         }

@@ -5,7 +5,6 @@ use super::{Port, Rx, RxSink, TxError};
 use crate::frame::{Frame, FrameMeta, MAX_FRAME, MIN_FRAME};
 use m2m_fabric::proto::LinkStats;
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
 use vm_memory::VolatileSlice;
 
 /// Gives every frame that is sent back to the receiver, in order, after the flush.
@@ -99,20 +98,10 @@ impl Port for LoopbackPort {
         count
     }
 
-    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
     fn arm(&mut self) -> bool {
         // Nobody else sends here, so nothing can come while the owner sleeps.
         self.flush();
         self.visible > 0 && !self.held
-    }
-
-    fn disarm(&mut self) {}
-
-    fn carrier(&self) -> bool {
-        true
     }
 
     fn stats(&self) -> LinkStats {

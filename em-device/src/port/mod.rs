@@ -63,7 +63,8 @@ impl<F: FnMut(&Frame<'_>) -> Rx> RxSink for F {
     }
 }
 
-/// One way out of an EM and into it.
+/// One way out of an EM and into it. The defaults are those of a port that has nothing to wait for; one that stands before
+/// another passes everything on.
 pub trait Port: Send {
     /// Kind and peer, for people.
     fn name(&self) -> &str;
@@ -84,18 +85,24 @@ pub trait Port: Send {
 
     /// Becomes readable when there is work again after [`Port::arm`]: a frame came, room came back
     /// after [`TxError::Full`], or the carrier changed. Some ports have none.
-    fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// Asks for a wake-up. Returns true, and asks for nothing, when work is waiting already. Frames
     /// that the sink left with [`Rx::Later`] are no such work: the sink's owner knows when it has
     /// room again, and calls [`Port::receive`] then.
-    fn arm(&mut self) -> bool;
+    fn arm(&mut self) -> bool {
+        false
+    }
 
     /// Ends the wish for wake-ups and swallows those that came.
-    fn disarm(&mut self);
+    fn disarm(&mut self) {}
 
     /// Whether the other end is there.
-    fn carrier(&self) -> bool;
+    fn carrier(&self) -> bool {
+        true
+    }
 
     /// Why a port went down for good, if it did.
     fn down_reason(&self) -> Option<String> {

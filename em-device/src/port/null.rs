@@ -3,7 +3,6 @@
 use super::{Port, RxSink, TxError};
 use crate::frame::Frame;
 use m2m_fabric::proto::LinkStats;
-use std::os::fd::BorrowedFd;
 
 /// Counts what is sent and drops it. Nothing ever comes in.
 #[derive(Debug)]
@@ -44,20 +43,6 @@ impl Port for NullPort {
 
     fn receive(&mut self, _budget: usize, _sink: &mut dyn RxSink) -> usize {
         0
-    }
-
-    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    fn arm(&mut self) -> bool {
-        false
-    }
-
-    fn disarm(&mut self) {}
-
-    fn carrier(&self) -> bool {
-        true
     }
 
     fn stats(&self) -> LinkStats {

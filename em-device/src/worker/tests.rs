@@ -11,7 +11,6 @@ use crate::testing::{BASE, Driver, LAYOUT, Memory, WRITE, signals};
 use crate::virtio::feature::RING_PACKED;
 use crate::virtio::ring::RingFeatures;
 use m2m_fabric::proto::{LinkStats, VirtioNetSpec};
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -207,16 +206,6 @@ impl Port for Full {
     fn flush(&mut self) {}
     fn receive(&mut self, _: usize, _: &mut dyn RxSink) -> usize {
         0
-    }
-    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-    fn arm(&mut self) -> bool {
-        false
-    }
-    fn disarm(&mut self) {}
-    fn carrier(&self) -> bool {
-        true
     }
     fn stats(&self) -> LinkStats {
         LinkStats::default()
