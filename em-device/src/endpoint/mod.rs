@@ -174,7 +174,7 @@ impl Endpoint {
                     info = info.with_window(at);
                 }
                 let irqs = irqs.clone();
-                let memory = (shadow.clone(), kept.state.clone());
+                let memory = (shadow.clone(), kept.state.clone(), kept.resume.is_some());
                 let (data, mac) =
                     VirtioData::new(seat.clone(), net, spec.msix_vectors, &table, irqs, memory)?;
                 overlay = Some(mac);

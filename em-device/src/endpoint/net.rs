@@ -48,7 +48,7 @@ impl VirtioData {
         vectors: u16,
         table: &DotTable,
         irqs: Arc<Irqs>,
-        (shadow, state): (Arc<ShadowReader>, Arc<State>),
+        (shadow, state, resumes): (Arc<ShadowReader>, Arc<State>, bool),
     ) -> Result<(Self, ConfigOverlay), EndpointError> {
         let id = seat.id;
         let signals = Arc::new(Signals::new(irqs, queue_count(&spec)));
@@ -62,7 +62,7 @@ impl VirtioData {
             offset: u64::from(spec.layout.device.offset),
             config: config.clone(),
         };
-        let device = NetDevice::new(
+        let mut device = NetDevice::new(
             id,
             spec.clone(),
             signals.clone(),
@@ -71,6 +71,9 @@ impl VirtioData {
             news,
         )
         .noted_in(state.clone());
+        if resumes {
+            device.resuming();
+        }
         let function = Function {
             device,
             links: Links::default(),
@@ -244,6 +247,7 @@ impl DataSide for VirtioData {
         self.signals.set_msix(state.msix_enabled);
         self.on_device(move |f| f.device.set_bus_master(state.bus_master));
         let known = self.take_over();
+        self.on_device(|f| f.device.taken_over());
         let running = known && lock(&self.common).is_running();
         let now = if running {
             FunctionState::Running

@@ -47,7 +47,9 @@ pub struct NetDevice {
     stalled: bool,
     /// Whether all wires were given.
     wired: bool,
-    /// Until when it waits for its wires.
+    /// Whether a former process left a driver that is not taken over yet.
+    resumes: bool,
+    /// Until when it waits for that and for its wires.
     unwired: Option<Instant>,
     /// The driver is to be asked to announce itself where nobody else tells who is where.
     announce: bool,
@@ -95,6 +97,7 @@ impl NetDevice {
             link_up: false,
             stalled: false,
             wired: false,
+            resumes: false,
             unwired: None,
             announce: false,
             state: None,
@@ -123,6 +126,24 @@ impl NetDevice {
         self.begin(features, setups, Ring::new);
     }
 
+    /// A former process left a client: nothing is taken from the wires until [`Self::taken_over`].
+    pub fn resuming(&mut self) {
+        self.resumes = true;
+        self.unwired = Instant::now().checked_add(WIRING);
+    }
+
+    /// What a former process left was taken over, or there was nothing.
+    pub fn taken_over(&mut self) {
+        self.resumes = false;
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        if self.wired && !self.resumes {
+            self.unwired = None;
+        }
+    }
+
     /// Goes on where a former process was killed, as soon as the wires are there ([`Self::wired`]).
     pub fn resume(&mut self, features: u64, setups: &[QueueSetup]) {
         self.begin(features, setups, Ring::resumed);
@@ -146,7 +167,7 @@ impl NetDevice {
     /// All wires are there.
     pub fn wired(&mut self) {
         self.wired = true;
-        self.unwired = None;
+        self.settle();
     }
 
     fn begin(
@@ -199,6 +220,7 @@ impl NetDevice {
         links.forget_blocked();
         self.session = None;
         self.stalled = false;
+        self.resumes = false;
         self.unwired = None;
         self.announce = false;
         self.config.set_mac(None);

@@ -367,6 +367,20 @@ fn without_multiqueue_the_third_queue_takes_commands() {
 }
 
 #[test]
+fn frames_wait_on_the_wire_until_a_former_process_s_driver_is_taken_over() {
+    let (mut b, wire) = with_wire(SHORT);
+    b.device.stop(&mut b.links);
+    b.device.resuming();
+    b.device.wired();
+    wire.lock().unwrap().push(udp(1, 10));
+    b.turns();
+    assert_eq!(wire.lock().unwrap().len(), 1);
+    b.device.taken_over();
+    b.turns();
+    assert!(wire.lock().unwrap().is_empty());
+}
+
+#[test]
 fn a_queue_that_is_reset_alone_begins_anew_and_the_others_do_not_notice() {
     for offered in RINGS {
         let mut b = Bench::new(offered | RING_RESET);
