@@ -122,7 +122,9 @@ pub fn while_talking<R>(
     })
 }
 
-struct Stop<'a>(&'a AtomicBool);
+/// Says that something is to stop when it is dropped, also by a panic.
+#[derive(Debug)]
+pub struct Stop<'a>(pub &'a AtomicBool);
 
 impl Drop for Stop<'_> {
     fn drop(&mut self) {

@@ -32,6 +32,7 @@ pub mod opcode {
     pub const CREATE_SRQ: u16 = 0x700;
     pub const QUERY_HCA_VPORT_CONTEXT: u16 = 0x762;
     pub const ALLOC_PD: u16 = 0x800;
+    pub const DEALLOC_PD: u16 = 0x801;
     pub const ALLOC_UAR: u16 = 0x802;
 }
 

@@ -1,9 +1,9 @@
 //! Commands of the control queue: what a Linux and a Windows driver send, and what none should.
 
 use crate::fixture::{Pair, exchange, flow, works};
+use crate::recovery::replace;
 use distdpu_tests::dpu::{Net, mac};
 use distdpu_tests::packet::Packet;
-use distdpu_tests::recovery::successor;
 use distdpu_tests::time::{QUIET, SOON};
 use distdpu_tests::virtio_net::control::{
     ALLMULTI, ANNOUNCE_ACK, COAL_RX_SET, COAL_VQ_GET, ERR, MAC_ADDR_SET, MAC_TABLE_SET, MQ_SET,
@@ -11,7 +11,6 @@ use distdpu_tests::virtio_net::control::{
 };
 use distdpu_tests::virtio_net::features;
 use distdpu_tests::virtio_net::{Guest, Setup, VirtioNet};
-use rustix::process::{Pid, Signal, kill_process};
 
 fn pair_of_four() -> Pair {
     let net = Net {
@@ -212,10 +211,7 @@ fn what_newer_drivers_ask_for_is_done() {
     let got = b.ask(STATS_GET, &ask, 56).unwrap();
     assert_eq!((got[0], got[3], got[17]), (OK, 4, 10), "frames on queue 4");
     // All of it is there for the next EM too.
-    let old = dpu.em_pid(1).unwrap();
-    std::thread::sleep(QUIET);
-    kill_process(Pid::from_raw(old as i32).unwrap(), Signal::KILL).unwrap();
-    successor(dpu, 1, old).unwrap();
+    replace(dpu, 1);
     for port in 0..8 {
         a.send(&flow(0, 1).port(port).partial(1, &[7; 100]))
             .unwrap();

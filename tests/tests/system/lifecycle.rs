@@ -1,6 +1,7 @@
 //! Functions that start, stop, reset, lose their VMM, their peer, their memory or their OM.
 
 use crate::fixture::{Pair, exchange, flow, receive_until, works};
+use crate::recovery::kill;
 use distdpu_tests::client::Client;
 use distdpu_tests::dpu::Net;
 use distdpu_tests::memory::{GuestMemory, Range, Shape};
@@ -13,10 +14,6 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-fn kill(pid: u32, signal: Signal) {
-    kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
-}
 
 /// Runs `act` on A while B sends to A without pause; B must get rid of its frames to the end.
 fn under_traffic(pair: &mut Pair, act: impl FnOnce(&mut VirtioNet)) {

@@ -15,17 +15,19 @@ pub(crate) fn kill(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
 }
 
-/// How often EMs are killed; `DISTDPU_KILLS` says otherwise.
-pub(crate) fn kills() -> usize {
+/// How often EMs are killed: `usual`, or what `DISTDPU_KILLS` says.
+pub(crate) fn kills(usual: usize) -> usize {
     let wanted = std::env::var("DISTDPU_KILLS").ok();
-    wanted.and_then(|text| text.parse().ok()).unwrap_or(200)
+    wanted.and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
+
+/// One that lives shorter than 100 ms is not replaced at once, and links go meanwhile.
+pub(crate) const LIVES: Duration = Duration::from_millis(120);
 
 /// Kills an EM and waits for the next.
 pub(crate) fn replace(dpu: &Dpu, em: usize) -> u32 {
     let old = dpu.em_pid(em).unwrap();
-    // One that lives shorter than 100 ms is not replaced at once, and links go meanwhile.
-    std::thread::sleep(Duration::from_millis(120));
+    std::thread::sleep(LIVES);
     kill(old, Signal::KILL);
     successor(dpu, em, old).unwrap()
 }
@@ -55,7 +57,7 @@ fn ems_that_are_killed_under_traffic_are_replaced_and_the_guests_do_not_notice()
         let mut random = Random(7);
         let mut pids = [dpu.em_pid(0)?, dpu.em_pid(1)?];
         let mut before = None;
-        for round in 0..kills() {
+        for round in 0..kills(200) {
             tallies[0].hears()?;
             tallies[1].hears()?;
             if round == 10 {

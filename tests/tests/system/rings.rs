@@ -1,6 +1,7 @@
 //! Every kind of ring under traffic: layouts, sizes, IN_ORDER, notifications with data, reset of one queue.
 
 use crate::fixture::{Pair, exchange, flow, works};
+use crate::recovery::{kill, kills};
 use distdpu_tests::dpu::Net;
 use distdpu_tests::recovery::{successor, while_talking};
 use distdpu_tests::virtio_net::control::OK;
@@ -9,7 +10,7 @@ use distdpu_tests::virtio_net::features::{
     common,
 };
 use distdpu_tests::virtio_net::{Guest, Setup};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use std::time::Duration;
 
 /// What can be negotiated about rings, with each layout.
@@ -171,18 +172,14 @@ fn packed_rings_survive_their_ems() {
         };
         let mut pair = Pair::started(setup);
         let Pair { a, b, dpu } = &mut pair;
-        let kills: usize = std::env::var("DISTDPU_KILLS")
-            .ok()
-            .and_then(|text| text.parse().ok())
-            .unwrap_or(30);
         while_talking([a, b], |tallies| {
-            for round in 0..kills {
+            for round in 0..kills(30) {
                 tallies[0].hears()?;
                 tallies[1].hears()?;
                 std::thread::sleep(Duration::from_micros(110_000 + 700 * round as u64));
                 let em = round % 2;
                 let old = dpu.em_pid(em)?;
-                kill_process(Pid::from_raw(old as i32).unwrap(), Signal::KILL).unwrap();
+                kill(old, Signal::KILL);
                 successor(dpu, em, old)?;
             }
             tallies[0].hears()?;

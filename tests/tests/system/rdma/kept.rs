@@ -5,7 +5,7 @@ use crate::recovery::{footprint, kill, kills, replace};
 use distdpu_tests::dpu::{Dpu, Rdma};
 use distdpu_tests::mlx5::{Mlx5, QpPlan, Send, Service, opcode};
 use distdpu_tests::packet::Random;
-use distdpu_tests::recovery::successor;
+use distdpu_tests::recovery::{Stop, successor};
 use distdpu_tests::virtio_net::Guest;
 use rustix::process::Signal;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -188,10 +188,10 @@ fn what_was_destroyed_stays_so_and_numbers_come_back() {
         .map(|_| driver.allocate(opcode::ALLOC_PD).unwrap())
         .collect();
     for pd in [pds[1], pds[3]] {
-        driver.destroy(DEALLOC_PD, pd).unwrap();
+        driver.destroy(opcode::DEALLOC_PD, pd).unwrap();
     }
     replace(&dpu, 0);
-    assert!(driver.destroy(DEALLOC_PD, pds[1]).is_err());
+    assert!(driver.destroy(opcode::DEALLOC_PD, pds[1]).is_err());
     let mut again = [0; 2].map(|_| driver.allocate(opcode::ALLOC_PD).unwrap());
     again.sort_unstable();
     assert_eq!(again, [pds[1], pds[3]]);
@@ -204,14 +204,12 @@ fn what_was_destroyed_stays_so_and_numbers_come_back() {
     assert_eq!(driver.allocate(opcode::ALLOC_PD).unwrap(), pds[0]);
 }
 
-const DEALLOC_PD: u16 = 0x801;
-
 #[test]
 fn ems_that_are_killed_under_traffic_are_replaced_and_every_request_is_done_once() {
     for mapped in [false, true] {
         let mut pair = Pair::mapped(mapped, Service::Rc);
         let om = pair.dpu.om_pid();
-        let kills = kills() / 2;
+        let kills = kills(200) / 2;
         let footprints = while_busy(&mut pair, 11, move |dpu| {
             let mut random = Random(3 + u64::from(mapped));
             let mut pids = [0, 1].map(|em| dpu.em_pid(em).unwrap());
@@ -239,15 +237,6 @@ fn ems_that_are_killed_under_traffic_are_replaced_and_every_request_is_done_once
             let ([(_, rss), ..], [(_, rss_now), ..]) = (before, now);
             assert!(rss_now < rss + 4096, "{rss} KiB became {rss_now}");
         }
-    }
-}
-
-/// Says that something is over, also when it panicked.
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -299,8 +288,8 @@ fn receives_of_a_shared_queue_are_used_once_each_by_whichever_queue_pair() {
     std::thread::scope(|scope| {
         let (dpu, stop) = (&dpu, &stop);
         scope.spawn(move || {
-            let _over = Over(stop);
-            kill_in_turn(dpu, kills() / 4, 77);
+            let _stop = Stop(stop);
+            kill_in_turn(dpu, kills(200) / 4, 77);
         });
         let (mut random, mut number) = (Random(9), 0u64);
         while !stop.load(Ordering::Relaxed) {
@@ -352,8 +341,8 @@ fn an_atomic_is_done_once_or_its_connection_fails() {
     std::thread::scope(|scope| {
         let stop = &stop;
         scope.spawn(move || {
-            let _over = Over(stop);
-            kill_in_turn(dpu, kills() / 4, 78);
+            let _stop = Stop(stop);
+            kill_in_turn(dpu, kills(200) / 4, 78);
         });
         let (mut count, mut failed) = (0u64, 0);
         let value = |side: &Side| u64::from_le_bytes(side.bytes(0, 8).try_into().unwrap());
@@ -384,7 +373,7 @@ fn an_atomic_is_done_once_or_its_connection_fails() {
                 .unwrap();
         }
         println!("{count} atomics, {failed} not known");
-        assert!(failed <= kills() / 4);
+        assert!(failed <= kills(200) / 4);
     });
 }
 
@@ -465,7 +454,7 @@ fn commands_survive(point: &str, count: u32) {
             let old: distdpu_tests::mlx5::Buffer = old;
             assert!(old.key >> 8 != new.key >> 8 && old_pd != pd, "{round}");
             driver.destroy(opcode::DESTROY_MKEY, old.key >> 8).unwrap();
-            driver.destroy(DEALLOC_PD, old_pd).unwrap();
+            driver.destroy(opcode::DEALLOC_PD, old_pd).unwrap();
         }
         buffer = Some(new);
         std::thread::sleep(Duration::from_millis(60));

@@ -1,13 +1,14 @@
 //! Transfers into and out of the memory of another function of the same VM.
 
 use super::{Pair, Side};
+use crate::recovery::{self, LIVES};
 use distdpu_tests::device_memory::DeviceMemory;
 use distdpu_tests::dpu::{Dpu, Rdma};
 use distdpu_tests::memory::{Range, Shape};
 use distdpu_tests::mlx5::{Send, Service, opcode};
 use distdpu_tests::time::{SOON, wait_for};
 use distdpu_tests::virtio_net::Guest;
-use std::time::Duration;
+use rustix::process::Signal;
 
 /// Where the guests place their BARs.
 pub(crate) const BAR: u64 = 0x40_0000_0000;
@@ -390,14 +391,10 @@ fn kill(dpu: &Dpu, name: &str) {
     kill_now(dpu, name);
 }
 
-/// An EM that lives shorter is not replaced at once.
-pub(crate) const LIVES: Duration = Duration::from_millis(120);
-
 /// Ends an EM as abruptly as can be, and waits for the next.
 pub(crate) fn kill_now(dpu: &Dpu, name: &str) {
-    use rustix::process::{Pid, Signal, kill_process};
     let old = dpu.pid_of(name).unwrap();
-    kill_process(Pid::from_raw(old as i32).unwrap(), Signal::KILL).unwrap();
+    recovery::kill(old, Signal::KILL);
     let next = wait_for("the next EM", SOON, || {
         dpu.pid_of(name).ok().filter(|pid| *pid != old)
     });

@@ -1,6 +1,7 @@
 //! Windows that come and go while transfers use them: nothing touches the memory after the guest's write is answered.
 
-use super::windows::{BAR, LIVES, Rig, kill_now, register};
+use super::windows::{BAR, Rig, kill_now, register};
+use crate::recovery::{LIVES, kills};
 use distdpu_tests::mlx5::Send;
 
 /// How often; `DISTDPU_REVOCATIONS` says otherwise.
@@ -111,16 +112,10 @@ fn nothing_touches_the_memory_after_a_revocation_is_acknowledged() {
     );
 }
 
-/// Kills of each EM; `DISTDPU_KILLS` says otherwise.
-fn kills() -> usize {
-    let wanted = std::env::var("DISTDPU_KILLS").ok();
-    wanted.and_then(|text| text.parse().ok()).unwrap_or(20)
-}
-
 #[test]
 fn requests_into_windows_are_done_although_the_ems_are_killed() {
     let mut rig = Rig::new();
-    for round in 0..3 * kills() {
+    for round in 0..3 * kills(20) {
         let em = ["em0", "em1", "gpu1"][round % 3];
         let fill = vec![round as u8; BYTES as usize];
         // From guest RAM, or from the memory of the guest's own device.
