@@ -4,11 +4,13 @@ mod ring;
 
 pub(crate) use ring::Driver;
 
+use crate::virtio::area::GuestArea;
 use crate::virtio::signals::Signals;
 use dot_iommu::{Access, Backing, DotTable, HostMapping, Perm};
 use m2m_fabric::proto::{VirtioPciLayout, Window};
 use smartep::irq::Irqs;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// The layout that the OM gives.
 pub(crate) const LAYOUT: VirtioPciLayout = VirtioPciLayout {
@@ -77,6 +79,15 @@ impl Memory {
             .translate(addr, bytes.len() as u64, Access::Write)
             .unwrap();
         span.copy_from(bytes).unwrap();
+    }
+
+    /// In one store, behind all that was written before.
+    pub(crate) fn store_u16(&self, addr: u64, value: u16) {
+        let reader = self.table.reader();
+        let view = reader.pin();
+        GuestArea::new(&view, addr, 2, Access::Write)
+            .store(0, value.to_le(), Ordering::Release)
+            .unwrap();
     }
 
     pub(crate) fn read(&self, addr: u64, len: usize) -> Vec<u8> {

@@ -69,16 +69,18 @@ impl Driver {
         flags: u16,
         next: u16,
     ) {
-        let mut bytes = addr.to_le_bytes().to_vec();
-        bytes.extend(len.to_le_bytes());
+        let at = table + 16 * u64::from(index);
+        self.memory.write(at, &addr.to_le_bytes());
+        self.memory.write(at + 8, &len.to_le_bytes());
         let (third, fourth) = if self.features.packed {
             (next, flags)
         } else {
             (flags, next)
         };
-        bytes.extend(third.to_le_bytes());
-        bytes.extend(fourth.to_le_bytes());
-        self.memory.write(table + 16 * u64::from(index), &bytes);
+        self.memory.store_u16(at + 12, third);
+        // A packed ring's flags come last and once: a device that polls may use the descriptor before a copy of
+        // all of it has come to its end, and the rest of that copy would undo the use.
+        self.memory.store_u16(at + 14, fourth);
     }
 
     /// Writes a chain from descriptor `first` on and offers it. In a packed ring it takes the next descriptors, and
@@ -129,8 +131,7 @@ impl Driver {
 
     pub(crate) fn set_avail(&mut self, index: u16) {
         self.avail = index;
-        self.memory
-            .write(self.setup.avail + 2, &index.to_le_bytes());
+        self.memory.store_u16(self.setup.avail + 2, index);
     }
 
     /// Breaks the ring in a way that only a reset mends.

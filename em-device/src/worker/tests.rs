@@ -129,11 +129,14 @@ fn volley(mut guests: [Guest; 2], frames: u64) -> u64 {
             });
         }
         let [first, second] = &mut guests;
+        // Before anybody sends: a frame waits for a buffer for as long as the device is patient only, and on a
+        // busy machine a thread may begin later than that.
         first.offer_buffer();
+        second.offer_buffer();
         let players = [(second, 0), (first, 1)].map(|(guest, begins)| {
             scope.spawn(move || {
                 for number in 0..frames {
-                    if begins == 0 || number > 0 {
+                    if number > 0 {
                         guest.offer_buffer();
                     }
                     if begins == 1 || number > 0 {
