@@ -18,6 +18,7 @@ pub mod net;
 pub mod offload;
 pub mod port;
 pub mod rdma;
+pub mod slices_sys;
 pub mod virtio;
 pub mod worker;
 

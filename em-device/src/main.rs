@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use em_device::em::{Em, Settings};
+use em_device::slices_sys::{SHORT, ask_for_slices};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -50,6 +51,10 @@ fn main() -> ExitCode {
 }
 
 fn run(settings: &Settings) -> Result<(), Box<dyn std::error::Error>> {
+    // Before there are threads: they inherit it.
+    if let Err(error) = ask_for_slices(SHORT) {
+        log::info!("the data path has the scheduler's usual slices: {error}");
+    }
     // Before anything is open that a signal must not cut short, as a capture file.
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
     let em = Em::start(settings)?;

@@ -26,8 +26,7 @@ const ATOMIC: usize = 5;
 const COUNT: usize = 6;
 const DETAILS: [usize; 2] = [8, 12];
 const OLD_VALUES: usize = 16;
-const WORDS: usize = QP_BYTES / 8;
-const _: () = assert!(OLD_VALUES + 2 * ATOMICS <= WORDS);
+const _: () = assert!(OLD_VALUES + 2 * ATOMICS <= QP_BYTES / 8);
 
 /// How far one side of a queue pair is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
