@@ -48,6 +48,17 @@ enum Armed {
     Solicited,
 }
 
+/// Why a queue stays as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BadResize {
+    /// The new buffer cannot be used.
+    #[error(transparent)]
+    Buffer(#[from] BadBuffer),
+    /// The driver has not taken more entries than fit in the new buffer, or none fits in the old one behind them.
+    #[error("{0} entries wait for the driver")]
+    Outstanding(u32),
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Cq {
@@ -282,12 +293,15 @@ impl Cq {
     /// Goes on in another buffer of 2^`log_size` entries, after an entry in the old one that says so
     /// ([`opcode::RESIZE`]). The driver copies the entries before it that it has not taken to the
     /// places behind their own.
+    ///
+    /// # Errors
+    /// [`BadResize`]; nothing happened then.
     pub fn resize(
         &mut self,
         buffer: QueueBuffer,
         log_size: u8,
         view: &DotView<'_>,
-    ) -> Result<Pushed, BadBuffer> {
+    ) -> Result<Pushed, BadResize> {
         let buffer = ring(buffer, log_size, self.log_cqe)?;
         let last = Cqe {
             op_own: opcode::RESIZE << 4,
@@ -296,6 +310,10 @@ impl Cq {
         // A former process may have stored it and not come further; after a finished resize the buffer is another.
         let there = self.last(view);
         let there = there.is_some_and(|cqe| cqe.op_own >> 4 == opcode::RESIZE);
+        let outstanding = self.outstanding(view);
+        if outstanding > 1 << log_size || !there && outstanding >= 1 << self.log_size {
+            return Err(BadResize::Outstanding(outstanding));
+        }
         if !there && self.store(last.to_bytes(), view).is_err() {
             return Ok(Pushed::Overrun);
         }
@@ -362,7 +380,24 @@ impl Cq {
 
     #[inline]
     fn is_full(&self) -> bool {
-        self.producer.wrapping_sub(self.consumer) & MASK >= 1 << self.log_size
+        self.untaken() >= 1 << self.log_size
+    }
+
+    /// Entries that the driver had not taken when its index was read last.
+    #[inline]
+    fn untaken(&self) -> u32 {
+        self.producer.wrapping_sub(self.consumer) & MASK
+    }
+
+    /// Entries that the driver has not taken by now; where that is not to be seen, when it was seen last.
+    fn outstanding(&mut self, view: &DotView<'_>) -> u32 {
+        if self.overrun_ignore {
+            return 0;
+        }
+        if let Ok(index) = self.record.load(CONSUMER, view) {
+            self.consumer = index;
+        }
+        self.untaken()
     }
 
     /// Writes the entry at the producer counter; the owner bit becomes visible last.

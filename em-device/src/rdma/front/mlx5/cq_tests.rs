@@ -1,6 +1,6 @@
 //! Tests of completion queues.
 
-use super::cq::{Cq, CqSetup};
+use super::cq::{BadResize, Cq, CqSetup};
 use super::test_queue::Place;
 use crate::rdma::verbs::{Completion, CompletionQueue, Done, Pushed, QpNum, Status};
 use crate::testing::{BASE, BYTES, Memory};
@@ -271,6 +271,38 @@ fn a_queue_whose_doorbells_are_not_seen_is_armed_by_its_record() {
     place.record(1, 2 << 28 | 2);
     assert_eq!(cq.poll_arm(&view), (true, false));
     assert_eq!(cq.push(&completion(2), &view), Pushed::Notify);
+}
+
+#[test]
+fn a_queue_is_not_resized_below_what_waits_in_it_nor_where_nothing_more_fits() {
+    let memory = Memory::new();
+    let (old, new) = (
+        Place::new(&memory, 0, 64 << 3),
+        Place::new(&memory, 1, 64 << 5),
+    );
+    let mut cq = Cq::new(setup(&old, 3, 64)).unwrap();
+    let mut driver = Driver::prepare(&old, 3, 64);
+    let reader = memory.table.reader();
+    let view = reader.pin();
+    for n in 0..6 {
+        cq.push(&completion(n), &view);
+    }
+    let waiting = |n| Err(BadResize::Outstanding(n));
+    assert_eq!(cq.resize(new.buffer(), 1, &view), waiting(6));
+    assert_eq!(cq.resize(new.buffer(), 2, &view), waiting(6));
+    cq.push(&completion(6), &view);
+    cq.push(&completion(7), &view);
+    assert_eq!(cq.resize(new.buffer(), 5, &view), waiting(8), "full");
+    // It goes on as it was.
+    for n in 0..8 {
+        assert_eq!(driver.poll(), Some((0, n)));
+    }
+    driver.consume();
+    assert_eq!(cq.push(&completion(8), &view), Pushed::Stored);
+    assert_eq!(driver.poll(), Some((0, 8)));
+    // Of what the driver took only the record tells.
+    driver.consume();
+    assert_eq!(cq.resize(new.buffer(), 1, &view), Ok(Pushed::Stored));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::super::Device;
 use super::super::bits::get64;
 use super::super::buffer::QueueBuffer;
-use super::super::cq::{Cq, CqSetup};
+use super::super::cq::{BadResize, Cq, CqSetup};
 use super::super::fields::cqc;
 use super::super::pages::{Allowance, Charge, queue_pages};
 use super::{Command, Output, Status};
@@ -131,10 +131,13 @@ impl Device {
             let replaying = self.kept.is_replaying();
             let cq = self.engine.cq_mut(CqNum(num)).ok_or(Status::BadResource)?;
             match replaying {
-                true => cq.restore_buffer(buffer, log_size),
+                true => cq.restore_buffer(buffer, log_size).map_err(BadResize::from),
                 false => cq.resize(buffer, log_size, cx.memory).map(|_| ()),
             }
-            .map_err(|_| Status::BadParameter)?;
+            .map_err(|error| match error {
+                BadResize::Buffer(_) => Status::BadParameter,
+                BadResize::Outstanding(_) => Status::OutstandingEntries,
+            })?;
             for field in [cqc::LOG_CQ_SIZE, cqc::LOG_PAGE_SIZE, cqc::PAGE_OFFSET] {
                 field.copy(&new, &mut object.context);
             }

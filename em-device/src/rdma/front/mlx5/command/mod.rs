@@ -116,6 +116,9 @@ pub enum Status {
     /// The queue pair cannot do this in its state.
     #[error("bad QP state")]
     BadQpState = 0x10,
+    /// More entries wait in a completion queue than its new size has room for.
+    #[error("more outstanding completions than the new size")]
+    OutstandingEntries = 0x40,
     /// The input is too short.
     #[error("bad input length")]
     BadInputLength = 0x50,
