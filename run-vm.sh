@@ -30,12 +30,17 @@ ensure_rust() {
   local have candidate package
   have=$(rust_version || true)
   if [ -n "$have" ] && at_least "$msrv" "$have"; then return; fi
-  if [ "$(id -u)" = 0 ] && command -v apt-cache >/dev/null; then
-    apt-get update >/dev/null 2>&1 || true
+  if command -v apt-cache >/dev/null; then
+    if [ "$(id -u)" = 0 ]; then apt-get update >/dev/null 2>&1 || true; fi
     for package in cargo cargo-web cargo-1.91 cargo-1.89 cargo-1.88 cargo-1.85; do
       candidate=$(apt-cache policy "$package" 2>/dev/null | awk '/Candidate:/{print $2}')
       candidate=${candidate%%[+~-]*}
       if [ -n "$candidate" ] && [ "$candidate" != "(none)" ] && at_least "$msrv" "$candidate"; then
+        # A versioned package is not in the search path.
+        if [ -x "/usr/lib/rust-${package#cargo-}/bin/cargo" ]; then
+          PATH="/usr/lib/rust-${package#cargo-}/bin:$PATH"
+          return
+        fi
         install "$package" "${package/cargo/rustc}"
         if [ -x "/usr/lib/rust-${package#cargo-}/bin/cargo" ]; then PATH="/usr/lib/rust-${package#cargo-}/bin:$PATH"; fi
         return
