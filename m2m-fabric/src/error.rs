@@ -22,9 +22,37 @@ pub enum FabricError {
     /// The connection ended before or during the operation.
     #[error("the connection is down: {0}")]
     Down(#[source] Arc<FabricError>),
-    /// The transport cannot carry file descriptors.
-    #[error("this transport cannot carry file descriptors")]
+    /// Descriptors stay on their host.
+    #[error("file descriptors do not travel over a remote transport")]
     NoFds,
+    /// Images are for peers that cannot share memory.
+    #[error("the peer shares the memory of the shadow and takes no image of it")]
+    SharesMemory,
+    /// The peer's certificate does not name it.
+    #[error("the peer calls itself \"{name}\", but its certificate does not have that name: {why}")]
+    NotNamed {
+        /// What it called itself.
+        name: String,
+        /// What it has.
+        why: String,
+    },
+    /// Nothing came from the peer for too long, not even heartbeats.
+    #[error("nothing was heard of the peer for {0:?}")]
+    Silent(Duration),
+    /// The files that prove who this program is.
+    #[error(transparent)]
+    Credentials(#[from] crate::remote::CredentialsError),
+    /// One side does not accept the other's certificate, or what came is not TLS.
+    #[error("no secure connection: {0}")]
+    Tls(#[from] rustls::Error),
+    /// The peer cannot be reached.
+    #[error("cannot connect to {address}: {source}")]
+    Unreachable {
+        /// Where it should be.
+        address: String,
+        /// Why not.
+        source: std::io::Error,
+    },
     /// More descriptors than a message can carry.
     #[error("{got} file descriptors in one message, at most {max} are allowed")]
     TooManyFds {

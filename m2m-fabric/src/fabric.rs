@@ -1,8 +1,11 @@
 //! The interface of a connection, the same for every transport.
 
 use crate::error::FabricError;
-use crate::proto::{Event, Reply, Request};
+use crate::proto::{Event, Image, Reply, Request};
+use std::fmt::{self, Display};
+use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A connection to one peer module, as its owner uses it. Dropping the last handle closes it.
@@ -35,8 +38,24 @@ pub trait Fabric: Send + Sync {
     /// The peer's registers.
     fn registers(&self) -> &dyn RegisterPort;
 
-    /// Whether messages can carry descriptors.
+    /// Whether messages can carry descriptors, so that the peer can share memory.
     fn carries_fds(&self) -> bool;
+
+    /// Sends what a function presents to a peer that cannot share the memory of its shadow; never blocks.
+    /// [`Handler::image`] has it before the peer sees a completion of a register access, or a message,
+    /// that this side sends later.
+    ///
+    /// # Errors
+    /// [`FabricError::SharesMemory`] where descriptors can travel, [`FabricError::Full`] as for
+    /// [`notify`](Self::notify).
+    fn show(&self, image: Image) -> Result<(), FabricError>;
+
+    /// Whether the peer may call itself `name`. A transport within a host, where the user of a process
+    /// counts, allows any.
+    ///
+    /// # Errors
+    /// [`FabricError::NotNamed`].
+    fn check_name(&self, name: &str) -> Result<(), FabricError>;
 
     /// Whether the connection still works, as far as this side knows.
     fn is_up(&self) -> bool;
@@ -44,7 +63,7 @@ pub trait Fabric: Send + Sync {
     /// When the last message of any kind came from the peer; the time of connection before the first.
     fn last_heard(&self) -> Instant;
 
-    /// Who the peer is, as the operating system says.
+    /// Who the peer is, as the operating system says, and where on another host.
     fn peer(&self) -> PeerInfo;
 
     /// Ends the connection and waits until no [`Handler`] method runs any more, unless it is called
@@ -103,6 +122,12 @@ pub trait Handler: Send + Sync {
     /// multiple of 4; returns the completion, which is dropped if the write was posted. Must be quick.
     fn register_write(&self, address: u32, byte_enable: u8, value: u32) -> u32;
 
+    /// Takes what a function of the peer, or of this module, presents, see [`Fabric::show`]. Must be quick and must
+    /// not wait for the peer: nothing else of the connection is taken meanwhile.
+    fn image(&self, image: Image) {
+        drop(image);
+    }
+
     /// The connection ended. Called exactly once per started connection, after the last heartbeat
     /// and after all waiting calls have failed; a request that was being handled may still run.
     fn down(&self, reason: &FabricError);
@@ -114,13 +139,50 @@ pub trait Handler: Send + Sync {
     }
 }
 
-/// The process (or authenticated host) on the other end.
+/// The process on the other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerInfo {
-    /// Process id, 0 when the peer lives in another pid namespace.
+    /// Process id, 0 when the peer lives in another pid namespace or on another host.
     pub pid: u32,
-    /// Effective user id at the time of connection.
+    /// Effective user id at the time of connection; all ones on another host.
     pub uid: u32,
-    /// Effective group id at the time of connection.
+    /// Effective group id at the time of connection; all ones on another host.
     pub gid: u32,
+    /// Where it connected from, or listens, when the transport joins hosts.
+    pub address: Option<SocketAddr>,
+}
+
+impl Display for PeerInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.address {
+            Some(address) => address.fmt(f),
+            None => write!(f, "process {}", self.pid),
+        }
+    }
+}
+
+/// Where peers connect to.
+pub trait Listener: Send + Sync {
+    /// Waits for the next peer that may try.
+    ///
+    /// # Errors
+    /// [`FabricError::Closed`] after [`close`](Self::close).
+    fn accept(&self) -> Result<Box<dyn Arrival>, FabricError>;
+
+    /// Ends waiting and future [`accept`](Self::accept)s.
+    fn close(&self);
+}
+
+/// A peer that has not been greeted yet. Dropping it closes the connection.
+pub trait Arrival: Send {
+    /// Who connected.
+    fn peer(&self) -> PeerInfo;
+
+    /// Agrees with the peer and starts the connection. Waits for the peer, 5 s at most; to accept others
+    /// meanwhile, call it on a thread of its own.
+    ///
+    /// # Errors
+    /// [`FabricError::Wire`] with the versions when the two programs do not fit,
+    /// [`FabricError::Timeout`], and why the peer is refused.
+    fn start(self: Box<Self>, handler: Arc<dyn Handler>) -> Result<Arc<dyn Fabric>, FabricError>;
 }

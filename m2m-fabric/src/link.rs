@@ -44,9 +44,9 @@ impl Link {
         if first {
             match **reason {
                 FabricError::Closed | FabricError::PeerClosed => {
-                    log::info!("connection to pid {} ended: {reason}", self.peer.pid);
+                    log::info!("connection to {} ended: {reason}", self.peer);
                 }
-                _ => log::warn!("connection to pid {} dropped: {reason}", self.peer.pid),
+                _ => log::warn!("connection to {} dropped: {reason}", self.peer),
             }
             (self.stop)();
         }
@@ -62,6 +62,18 @@ impl Link {
         match self.reason.get() {
             None => Ok(()),
             Some(reason) => Err(FabricError::Down(Arc::clone(reason))),
+        }
+    }
+}
+
+/// Takes the link down if a handler's method panics, so that nobody waits for a dead thread.
+pub(crate) struct PanicGuard<'a>(pub(crate) &'a Link);
+
+impl Drop for PanicGuard<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0
+                .fail(FabricError::Protocol("a handler of this side panicked"));
         }
     }
 }

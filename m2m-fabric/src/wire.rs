@@ -13,7 +13,7 @@
 //! Magic and version keep their place in every version, so that any two versions can tell each
 //! other why they do not talk.
 
-use crate::proto::{Event, Reply, Request, VERSION};
+use crate::proto::{Event, Image, Reply, Request, VERSION};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -89,6 +89,25 @@ pub struct Greeting {
     pub window_bytes: u32,
 }
 
+/// A register access, where there is no memory to share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Access {
+    /// Reads 4 bytes.
+    Read {
+        /// A multiple of 4.
+        address: u32,
+    },
+    /// Writes the bytes that are named.
+    Write {
+        /// A multiple of 4.
+        address: u32,
+        /// Bit n names bits 8n to 8n+7 of the value; at most 0xf.
+        byte_enable: u8,
+        /// The bytes.
+        value: u32,
+    },
+}
+
 /// A parsed frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
@@ -100,6 +119,13 @@ pub enum Frame {
     Reply(u32, Reply),
     /// An event.
     Event(Event),
+    /// A register access and the id its completion must have. A posted write has one too: it makes room for
+    /// another access.
+    Register(u32, Access),
+    /// A completion and the id of its access; 4 bytes that were read, or the completion of a write.
+    Completion(u32, u32),
+    /// What a function presents.
+    Image(Image),
 }
 
 impl Frame {
@@ -107,6 +133,9 @@ impl Frame {
     const REQUEST: u8 = 1;
     const REPLY: u8 = 2;
     const EVENT: u8 = 3;
+    const REGISTER: u8 = 4;
+    const COMPLETION: u8 = 5;
+    const IMAGE: u8 = 6;
 
     /// The frame's bytes.
     ///
@@ -118,21 +147,17 @@ impl Frame {
             Self::Request(id, body) => emit(Self::REQUEST, *id, "request", body),
             Self::Reply(id, body) => emit(Self::REPLY, *id, "reply", body),
             Self::Event(body) => emit(Self::EVENT, 0, "event", body),
+            Self::Register(id, body) => emit(Self::REGISTER, *id, "register access", body),
+            Self::Completion(id, body) => emit(Self::COMPLETION, *id, "completion", body),
+            Self::Image(body) => emit(Self::IMAGE, 0, "image", body),
         }
     }
 
-    /// Parses exactly one frame.
+    /// Bytes of the frame that begins with `header`, for a transport that knows no packets.
     ///
     /// # Errors
-    /// Any [`WireError`]; the connection cannot go on then.
-    pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
-        let (header, body) =
-            bytes
-                .split_first_chunk::<HEADER_BYTES>()
-                .ok_or(WireError::Truncated {
-                    got: bytes.len(),
-                    need: HEADER_BYTES,
-                })?;
+    /// The header is none of this version.
+    pub fn bytes(header: &[u8; HEADER_BYTES]) -> Result<usize, WireError> {
         let magic = [header[0], header[1], header[2], header[3]];
         if magic != MAGIC {
             return Err(WireError::Magic(magic));
@@ -147,11 +172,27 @@ impl Frame {
         if header[field::RESERVED] != 0 {
             return Err(WireError::Reserved(header[field::RESERVED]));
         }
-        let id = u32::from_le_bytes([header[8], header[9], header[10], header[11]]);
         let length = u32::from_le_bytes([header[12], header[13], header[14], header[15]]) as usize;
         if length > MAX_BODY_BYTES {
             return Err(WireError::TooLong(length));
         }
+        Ok(HEADER_BYTES + length)
+    }
+
+    /// Parses exactly one frame.
+    ///
+    /// # Errors
+    /// Any [`WireError`]; the connection cannot go on then.
+    pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
+        let (header, body) =
+            bytes
+                .split_first_chunk::<HEADER_BYTES>()
+                .ok_or(WireError::Truncated {
+                    got: bytes.len(),
+                    need: HEADER_BYTES,
+                })?;
+        let length = Self::bytes(header)? - HEADER_BYTES;
+        let id = u32::from_le_bytes([header[8], header[9], header[10], header[11]]);
         if body.len() < length {
             return Err(WireError::Truncated {
                 got: bytes.len(),
@@ -166,6 +207,9 @@ impl Frame {
             Self::REQUEST => Ok(Self::Request(id, parse("request", body)?)),
             Self::REPLY => Ok(Self::Reply(id, parse("reply", body)?)),
             Self::EVENT => Ok(Self::Event(parse("event", body)?)),
+            Self::REGISTER => Ok(Self::Register(id, parse("register access", body)?)),
+            Self::COMPLETION => Ok(Self::Completion(id, parse("completion", body)?)),
+            Self::IMAGE => Ok(Self::Image(parse("image", body)?)),
             kind => Err(WireError::Kind(kind)),
         }
     }
@@ -239,6 +283,21 @@ mod tests {
                 )
             }),
             (any::<u32>(), text).prop_map(|(id, why)| Frame::Reply(id, Reply::Failed(why))),
+            any::<(u32, u32)>().prop_map(|(id, value)| Frame::Completion(id, value)),
+            any::<(u32, u32)>()
+                .prop_map(|(id, address)| { Frame::Register(id, Access::Read { address }) }),
+            any::<(u32, u32, u8, u32)>().prop_map(|(id, address, byte_enable, value)| {
+                Frame::Register(
+                    id,
+                    Access::Write {
+                        address,
+                        byte_enable,
+                        value,
+                    },
+                )
+            }),
+            (any::<u32>(), prop::collection::vec(any::<u8>(), 0..300))
+                .prop_map(|(function, bytes)| Frame::Image(Image { function, bytes })),
             any::<(u64, u64, bool)>().prop_map(|(sequence, progress, backlog)| {
                 Frame::Event(Event::Heartbeat {
                     sequence,
@@ -262,14 +321,14 @@ mod tests {
 
         #[test]
         fn random_body_behind_a_good_header_is_parsed_or_refused(
-            kind in 0u8..6,
+            kind in 0u8..9,
             body in prop::collection::vec(any::<u8>(), 0..512),
         ) {
             let mut bytes = emit(kind, 1, "test", &()).unwrap();
             bytes[field::LENGTH].copy_from_slice(&(body.len() as u32).to_le_bytes());
             bytes.extend(body);
             let parsed = Frame::parse(&bytes);
-            prop_assert_eq!(kind > Frame::EVENT, parsed == Err(WireError::Kind(kind)));
+            prop_assert_eq!(kind > Frame::IMAGE, parsed == Err(WireError::Kind(kind)));
         }
 
         #[test]

@@ -5,13 +5,13 @@
 //! register accesses. Whoever finds that the connection cannot go on tells the [`Link`], which shuts
 //! the socket down, which wakes the reader, which takes everything else down.
 
-use super::calls::Calls;
-use super::inbox::{Inbox, Message};
 use super::socket::{Received, Socket, frame_buffer};
+use crate::calls::Calls;
 use crate::error::FabricError;
 use crate::fabric::{Fabric, Handler, PeerInfo, RegisterPort};
-use crate::link::Link;
-use crate::proto::{Event, HEARTBEAT_INTERVAL_MS, Reply, Request};
+use crate::inbox::{Inbox, Message};
+use crate::link::{Link, PanicGuard};
+use crate::proto::{Event, HEARTBEAT_INTERVAL_MS, Image, Reply, Request};
 use crate::registers::port::Port;
 use crate::registers::server::RegisterServer;
 use crate::registers::shm::{Ring, Rings};
@@ -52,18 +52,6 @@ pub(super) struct Endpoint {
     shared: Arc<Shared>,
     workers: Vec<ThreadId>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-}
-
-/// Takes the link down if a handler's method panics, so that nobody waits for a dead thread.
-struct PanicGuard<'a>(&'a Link);
-
-impl Drop for PanicGuard<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0
-                .fail(FabricError::Protocol("a handler of this side panicked"));
-        }
-    }
 }
 
 impl Endpoint {
@@ -190,6 +178,11 @@ impl Shared {
                             Frame::Greeting(_) => {
                                 return Err(FabricError::Protocol("a second greeting"));
                             }
+                            Frame::Register(..) | Frame::Completion(..) | Frame::Image(_) => {
+                                return Err(FabricError::Protocol(
+                                    "a message in place of shared memory",
+                                ));
+                            }
                         }
                     }
                 }
@@ -272,6 +265,14 @@ impl Fabric for Endpoint {
 
     fn carries_fds(&self) -> bool {
         true
+    }
+
+    fn show(&self, _image: Image) -> Result<(), FabricError> {
+        Err(FabricError::SharesMemory)
+    }
+
+    fn check_name(&self, _name: &str) -> Result<(), FabricError> {
+        Ok(())
     }
 
     fn is_up(&self) -> bool {

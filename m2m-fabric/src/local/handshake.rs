@@ -99,6 +99,7 @@ mod tests {
             pid: 1,
             uid,
             gid: 0,
+            address: None,
         };
         assert!(permit(peer(1000), 1000).is_ok());
         assert!(permit(peer(0), 1000).is_ok());

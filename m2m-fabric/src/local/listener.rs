@@ -1,9 +1,10 @@
 //! The OM's end of the socket.
 
-use super::socket::{Socket, wait};
+use super::socket::Socket;
 use super::{address, handshake, new_socket};
 use crate::error::FabricError;
-use crate::fabric::{Fabric, Handler, PeerInfo};
+use crate::fabric::{Arrival, Fabric, Handler, Listener, PeerInfo};
+use crate::poll::wait;
 use rustix::event::PollFlags;
 use rustix::fs::{FileType, Mode, Stat};
 use rustix::io::Errno;
@@ -184,5 +185,25 @@ impl Pending {
     /// [`FabricError::Timeout`].
     pub fn start(self, handler: Arc<dyn Handler>) -> Result<Arc<dyn Fabric>, FabricError> {
         handshake::welcome(self.socket, handler)
+    }
+}
+
+impl Listener for LocalListener {
+    fn accept(&self) -> Result<Box<dyn Arrival>, FabricError> {
+        Ok(Box::new(self.accept()?))
+    }
+
+    fn close(&self) {
+        self.close();
+    }
+}
+
+impl Arrival for Pending {
+    fn peer(&self) -> PeerInfo {
+        self.peer
+    }
+
+    fn start(self: Box<Self>, handler: Arc<dyn Handler>) -> Result<Arc<dyn Fabric>, FabricError> {
+        (*self).start(handler)
     }
 }

@@ -1,10 +1,8 @@
 //! The transport between two processes of one host: a unix socket (`SOCK_SEQPACKET`, one frame a
 //! packet) for messages and descriptors, and shared memory for registers.
 
-mod calls;
 mod endpoint;
 mod handshake;
-mod inbox;
 mod listener;
 mod socket;
 mod sys;

@@ -3,8 +3,9 @@
 use super::sys;
 use crate::error::FabricError;
 use crate::fabric::PeerInfo;
+use crate::poll::wait;
 use crate::wire::{Frame, MAX_FDS, MAX_FRAME_BYTES};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -12,7 +13,7 @@ use rustix::net::{
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 const CMSG_BYTES: usize = rustix::cmsg_space!(ScmRights(MAX_FDS));
@@ -169,20 +170,6 @@ impl Socket {
     }
 }
 
-/// Waits until `fd` may be ready; `false` after `timeout`.
-pub(super) fn wait(
-    fd: &impl AsFd,
-    for_what: PollFlags,
-    timeout: Duration,
-) -> Result<bool, FabricError> {
-    let timeout = timeout.try_into().ok();
-    match poll(&mut [PollFd::new(fd, for_what)], timeout.as_ref()) {
-        Ok(ready) => Ok(ready > 0),
-        Err(Errno::INTR) => Ok(true),
-        Err(error) => Err(FabricError::io("wait for the peer")(error)),
-    }
-}
-
 /// A buffer that tells a frame of the largest size from a longer packet.
 pub(super) fn frame_buffer() -> Box<[u8]> {
     vec![0; MAX_FRAME_BYTES].into_boxed_slice()
@@ -194,6 +181,7 @@ mod tests {
     use crate::proto::{Event, Request, VERSION};
     use crate::wire::WireError;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use std::os::fd::AsFd;
 
     fn pair() -> (Socket, Socket) {
         let (a, b) = socketpair(

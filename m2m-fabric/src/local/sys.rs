@@ -32,5 +32,6 @@ pub(super) fn peer_info(socket: impl AsFd) -> Result<PeerInfo, FabricError> {
         pid: u32::try_from(cred.pid).unwrap_or(0),
         uid: cred.uid,
         gid: cred.gid,
+        address: None,
     })
 }

@@ -16,6 +16,8 @@ pub struct FunctionSpec {
     pub control: Vec<ControlWindow>,
     /// MSI-X vectors offered, at most 2048; the table lies where config space says.
     pub msix_vectors: u16,
+    /// Path of the socket that the VMM connects to, on the EM's host.
+    pub socket: String,
     /// What the function is.
     pub kind: FunctionKind,
 }

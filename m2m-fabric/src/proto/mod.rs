@@ -5,6 +5,7 @@
 
 mod formats;
 mod function;
+mod image;
 mod link;
 mod rdma;
 mod register;
@@ -12,6 +13,7 @@ mod stats;
 
 pub use formats::*;
 pub use function::*;
+pub use image::*;
 pub use link::*;
 pub use rdma::*;
 pub use register::*;
@@ -20,7 +22,7 @@ pub use stats::*;
 use serde::{Deserialize, Serialize};
 
 /// Version of every message below; both sides must have the same.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 
 /// First message on a connection, from the EM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,7 +44,8 @@ pub enum Request {
     Hello(Hello),
     /// OM → EM: present and serve a function. Three descriptors ride along: the listening socket that
     /// the VMM connects to, the memfd of the presentation's shadow, and the socket of its keeper, see
-    /// [`crate::keeper`].
+    /// [`crate::keeper`]. None where descriptors cannot travel: the EM makes the socket of
+    /// [`FunctionSpec::socket`], an [`Image`] came before, and nothing is kept.
     AddFunction(Box<FunctionSpec>),
     /// OM → EM: stop serving a function and drop its connection.
     RemoveFunction {
@@ -65,7 +68,7 @@ pub enum Request {
     /// OM → EM: the counters, now.
     Stats,
     /// EM → OM: a function that the EM serves, when it returns. Two descriptors ride along: the listening socket and
-    /// the former OM's shadow.
+    /// the former OM's shadow. None where descriptors cannot travel; an [`Image`] came before.
     ReturnFunction {
         /// Id from [`FunctionSpec::id`].
         function: u32,
@@ -77,7 +80,7 @@ pub enum Request {
     /// EM → OM: that was all.
     Returned,
     /// OM → EM: a function that was returned is this OM's now. Two descriptors ride along: the memfd of the shadow and
-    /// the socket of the keeper.
+    /// the socket of the keeper. None where descriptors cannot travel; an [`Image`] came before.
     Adopt {
         /// Id from [`FunctionSpec::id`].
         function: u32,

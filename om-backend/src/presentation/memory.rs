@@ -46,6 +46,7 @@ pub fn present(id: u32, function: &FunctionConfig, memory: &MemoryConfig) -> Pre
         spec: FunctionSpec {
             id,
             name: function.name.clone(),
+            socket: function.socket.to_string_lossy().into_owned(),
             regions: vec![
                 RegionSpec {
                     index: BAR,

@@ -92,6 +92,7 @@ pub fn present(id: u32, function: &FunctionConfig, rdma: &RdmaConfig) -> Present
         spec: FunctionSpec {
             id,
             name: function.name.clone(),
+            socket: function.socket.to_string_lossy().into_owned(),
             regions: vec![
                 RegionSpec {
                     index: BAR,

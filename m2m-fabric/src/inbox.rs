@@ -7,20 +7,20 @@ use std::os::fd::OwnedFd;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Requests that may wait. Each may hold 16 descriptors of this process's table.
-pub(super) const MAX_REQUESTS: usize = 16;
+pub(crate) const MAX_REQUESTS: usize = 16;
 /// Events that may wait.
-pub(super) const MAX_EVENTS: usize = 256;
+pub(crate) const MAX_EVENTS: usize = 256;
 
 /// A message for the handler.
 #[derive(Debug)]
-pub(super) enum Message {
+pub(crate) enum Message {
     Request(u32, Request, Vec<OwnedFd>),
     Event(Event),
 }
 
 /// A bounded queue between the reader and the handler thread.
 #[derive(Debug, Default)]
-pub(super) struct Inbox {
+pub(crate) struct Inbox {
     state: Mutex<State>,
     news: Condvar,
 }
@@ -38,7 +38,7 @@ impl Inbox {
     }
 
     /// Adds a message; never blocks. A heartbeat replaces one that still waits.
-    pub(super) fn push(&self, message: Message) -> Result<(), FabricError> {
+    pub(crate) fn push(&self, message: Message) -> Result<(), FabricError> {
         let mut state = self.lock();
         if state.closed {
             return Ok(());
@@ -72,7 +72,7 @@ impl Inbox {
     }
 
     /// Waits for the next message; `None` when closed.
-    pub(super) fn pop(&self) -> Option<Message> {
+    pub(crate) fn pop(&self) -> Option<Message> {
         let mut state = self.lock();
         loop {
             if state.closed {
@@ -92,7 +92,7 @@ impl Inbox {
     }
 
     /// Drops what waits, and everything that comes.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
         state.queue.clear();

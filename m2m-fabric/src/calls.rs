@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Joins replies to the threads that wait for them.
 #[derive(Debug, Default)]
-pub(super) struct Calls {
+pub(crate) struct Calls {
     state: Mutex<State>,
 }
 
@@ -21,11 +21,11 @@ struct State {
 
 /// A place for one reply; dropping it forgets the call.
 #[derive(Debug)]
-pub(super) struct Call<'a> {
+pub(crate) struct Call<'a> {
     calls: &'a Calls,
-    pub(super) id: u32,
+    pub(crate) id: u32,
     /// Disconnected when the connection ended.
-    pub(super) reply: Receiver<Reply>,
+    pub(crate) reply: Receiver<Reply>,
 }
 
 impl Drop for Call<'_> {
@@ -40,7 +40,7 @@ impl Calls {
     }
 
     /// A new call with an id that no waiting call has.
-    pub(super) fn begin(&self) -> Result<Call<'_>, FabricError> {
+    pub(crate) fn begin(&self) -> Result<Call<'_>, FabricError> {
         let mut state = self.lock();
         if let Some(reason) = &state.ended {
             return Err(FabricError::Down(Arc::clone(reason)));
@@ -63,7 +63,7 @@ impl Calls {
 
     /// Hands a reply to its call. One that nobody waits for is the late answer to a call that gave
     /// up, and is dropped.
-    pub(super) fn finish(&self, id: u32, reply: Reply) {
+    pub(crate) fn finish(&self, id: u32, reply: Reply) {
         let waiting = self.lock().waiting.remove(&id);
         match waiting {
             Some(sender) => {
@@ -75,7 +75,7 @@ impl Calls {
     }
 
     /// Fails all calls, now and later.
-    pub(super) fn end(&self, reason: Arc<FabricError>) {
+    pub(crate) fn end(&self, reason: Arc<FabricError>) {
         let mut state = self.lock();
         state.ended.get_or_insert(reason);
         state.waiting.clear();
