@@ -414,6 +414,7 @@ fn queues_stop_and_go_on_where_they_are_also_with_another_driver_in_between() {
     for offered in RINGS {
         let mut b = Bench::new(offered);
         b.start_rings(offered);
+        b.device.wired();
         b.device.open(offered, &mut b.links);
         let mut positions = [beginning(offered); 2];
         for n in 0..50 {
@@ -436,6 +437,20 @@ fn queues_stop_and_go_on_where_they_are_also_with_another_driver_in_between() {
             }
         }
     }
+}
+
+#[test]
+fn a_front_end_that_is_faster_than_the_wires_loses_no_frame() {
+    let mut b = Bench::new(SHORT);
+    b.start_rings(SHORT);
+    b.device.open(SHORT, &mut b.links);
+    let setup = b.rings[TX].setup;
+    assert!(b.device.start_queue_at(TX as u16, setup, beginning(SHORT)));
+    b.send(&[0; 12], &frame(60));
+    assert_eq!(b.rings[TX].take_used(), []);
+    b.device.wired();
+    b.turns();
+    assert_eq!(b.rings[TX].take_used().len(), 1);
 }
 
 #[test]
@@ -471,6 +486,7 @@ fn without_a_control_queue_pairs_are_used_as_the_face_says() {
     let mut b = Bench::new(SHORT);
     b.start_rings(SHORT);
     b.device.open(SHORT, &mut b.links);
+    b.device.wired();
     let start = beginning(SHORT);
     for queue in 0..4 {
         let setup = b.rings[queue].setup;

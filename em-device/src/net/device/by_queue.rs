@@ -1,9 +1,10 @@
 //! Queues that start and stop one by one, while others run.
 
-use super::{NetDevice, note_of};
+use super::{NetDevice, WIRING, note_of};
 use crate::net::links::Links;
 use crate::virtio::common::QueueSetup;
 use crate::virtio::ring::{Ring, RingFeatures};
+use std::time::Instant;
 
 impl NetDevice {
     /// A queue that was reset alone goes on with an empty ring.
@@ -45,6 +46,8 @@ impl NetDevice {
         if let Some(session) = &mut self.session {
             session.control = 2 * self.spec.queue_pairs;
         }
+        // A front end that lost another EM may be faster than the wires.
+        self.unwired = (!self.wired).then(|| Instant::now() + WIRING);
     }
 
     /// Starts a queue at a position. `false`: its ring has no such position, or nobody called [`Self::open`].
