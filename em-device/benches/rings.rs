@@ -210,6 +210,7 @@ fn sample(features: u64, queue: u64) -> Fallible<f64> {
             notify: window(0x3000),
             notify_multiplier: 4,
         },
+        face: m2m_fabric::proto::Face::VfioUser,
     };
     let signals = Arc::new(Signals::new(Irqs::new(4), 3));
     let report = Arc::new(|_| ());

@@ -144,6 +144,7 @@ fuzz_target!(|actions: Vec<Action>| {
             notify: window(0x3000),
             notify_multiplier: 4,
         },
+        face: m2m_fabric::proto::Face::VfioUser,
     };
     let signals = Arc::new(Signals::new(Irqs::new(4), QUEUES as u16));
     let state = Arc::new(State::create().unwrap().0);

@@ -12,20 +12,21 @@ from .errors import LabError, tail
 class Function:
     """A virtio-net function of one guest."""
 
-    def __init__(self, index, mtu=1500, queue_pairs=1, queue_size=256, rail=0):
+    def __init__(self, index, mtu=1500, queue_pairs=1, queue_size=256, rail=0, face="vfio-user"):
         self.em = f"em{index}" if rail == 0 else f"em{index}r{rail}"
         self.name = f"net{index}" if rail == 0 else f"net{index}r{rail}"
         self.mac = f"02:00:00:00:{rail:02x}:{index + 1:02x}"
         self.ip = f"10.0.{rail}.{index + 1}"
         self.mtu, self.queue_pairs, self.queue_size = mtu, queue_pairs, queue_size
-        self.port = None
+        self.port, self.face = None, face
 
     def toml(self):
         """This function as a table of the OM's file, below that of its EM."""
         wire = f"port = {self.port}" if self.port else 'network = "lab"'
         return (f'  [[em.function]]\n  name = "{self.name}"\n'
                 f'  kind = "virtio-net"\n  mac = "{self.mac}"\n  ip = "{self.ip}/24"\n  mtu = {self.mtu}\n'
-                f"  queue_pairs = {self.queue_pairs}\n  queue_size = {self.queue_size}\n  speed_mbps = 25000\n  {wire}\n")
+                f"  queue_pairs = {self.queue_pairs}\n  queue_size = {self.queue_size}\n  speed_mbps = 25000\n  {wire}\n"
+                + (f'  face = "{self.face}"\n' if self.face != "vfio-user" else ""))
 
 
 class MemoryFunction:
@@ -102,7 +103,7 @@ class Dpu:
         return json.loads(done.stdout)
 
     def socket(self, function):
-        """The vfio-user socket of a function."""
+        """The vfio-user or vhost-user socket of a function."""
         return os.path.join(self.run_dir, f"{function.name}.sock")
 
     def function(self, name):

@@ -43,6 +43,9 @@ def arguments(argv):
     p.add_argument("--cpus", type=int, default=1, metavar="N", help="virtual CPUs of each guest (default 1)")
     p.add_argument("--mtu", type=int, default=9000, metavar="N", help="MTU of the network (default 9000)")
     p.add_argument("--queue-pairs", type=int, default=1, metavar="N")
+    p.add_argument("--face", choices=("vfio-user", "vhost-user"), default="vfio-user",
+                   help="what QEMU sees of the virtio-net functions: a PCIe function, or virtqueues behind a virtio-net "
+                        "device of its own (default vfio-user)")
     p.add_argument("--no-rdma-function", action="store_true",
                    help="leave the RDMA functions away: virtio-net and soft RoCE on it only")
     p.add_argument("--rdma-link", choices=("ethernet", "infiniband"), default="ethernet",
@@ -256,7 +259,7 @@ def main_job(args):
     with Lab(qemu, boot, args.guests, accel, memory, args.cpus, args.mtu, args.queue_pairs,
              extra=args.qemu_arg, keep=args.keep, boots=boots,
              rdma=None if args.no_rdma_function else args.rdma_link,
-             mapped_doorbells=args.mapped_doorbells, gpu_mib=args.gpu_mib) as lab:
+             mapped_doorbells=args.mapped_doorbells, gpu_mib=args.gpu_mib, face=args.face) as lab:
         booted = time.monotonic()
         lab.wait_ready(600 if args.image else 180)
         host.say(f"guests up after {time.monotonic() - booted:.1f} s")
@@ -278,7 +281,7 @@ def main_job(args):
             print(f"\n{args.test} between stock guests over the DPU ({accel}, MTU {args.mtu})\n")
             print(table(header, rows))
         if args.json:
-            write_json(args.json, {"accel": accel, "mtu": args.mtu, "guests": args.guests,
+            write_json(args.json, {"accel": accel, "mtu": args.mtu, "guests": args.guests, "face": args.face,
                                    "rdma_function": None if args.no_rdma_function else args.rdma_link,
                                    "mapped_doorbells": args.mapped_doorbells,
                                    "seconds": time.monotonic() - begin, "results": results})

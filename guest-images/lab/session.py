@@ -7,7 +7,7 @@ import tempfile
 from . import host, rdma
 from .dpu import Dpu, Function, MemoryFunction, RdmaFunction
 from .errors import LabError
-from .vm import IOMMU, SWITCH, Boot, Vm, dpu_nic
+from .vm import IOMMU, SWITCH, Boot, Vm, dpu_nic, vhost_nic
 
 
 def find_parts(kernel=None, flavour=None):
@@ -29,13 +29,15 @@ class Lab:
 
     def __init__(self, qemu, boot, guests=2, accel="tcg", memory=512, cpus=1, mtu=1500, queue_pairs=1,
                  queue_size=256, rxe=True, extra=(), keep=False, boots=None, rdma=None,
-                 mapped_doorbells=False, gpu_mib=None):
+                 mapped_doorbells=False, gpu_mib=None, face="vfio-user"):
         """`rdma`: link type of an RDMA function that each guest gets beside its virtio-net function, or None.
         `gpu_mib`: size of a memory function that each guest gets, behind one PCIe switch with its RDMA function and
-        with an IOMMU, so that it can be used from there; or None."""
+        with an IOMMU, so that it can be used from there; or None. `face`: what QEMU sees of the virtio-net functions,
+        `vfio-user` or `vhost-user`, or a list with one for each guest."""
         self.run_dir = tempfile.mkdtemp(prefix="distdpu-")
         self.keep, self.failed = keep, False
-        self.functions = [Function(i, mtu, queue_pairs, queue_size) for i in range(guests)]
+        faces = [face] * guests if isinstance(face, str) else face
+        self.functions = [Function(i, mtu, queue_pairs, queue_size, face=faces[i]) for i in range(guests)]
         self.rdma_functions = [RdmaFunction(i, rdma, mtu, mapped_doorbells) for i in range(guests)] if rdma else []
         self.memory_functions = [MemoryFunction(i, gpu_mib) for i in range(guests)] if gpu_mib else []
         self.dpu = Dpu(self.run_dir, self.functions + self.rdma_functions + self.memory_functions, keep)
@@ -49,7 +51,8 @@ class Lab:
         f = self.functions[index]
         line = f"dpu.ip={f.ip}/24 dpu.mtu={self.mtu}" + (" dpu.rxe=1" if self.rxe else "")
         # virtio-net first, so that it is eth0
-        nics = [dpu_nic(self.dpu.socket(f))]
+        vhost = f.face == "vhost-user"
+        nics = [vhost_nic(self.dpu.socket(f), f) if vhost else dpu_nic(self.dpu.socket(f))]
         buses = ["rp1", "rp2"] if self.memory_functions else [None, None]
         for bus, own in zip(buses, (self.rdma_functions, self.memory_functions)):
             nics += [dpu_nic(self.dpu.socket(function), bus=bus) for function in own[index:index + 1]]

@@ -94,7 +94,7 @@ def root_device(path):
 
 
 class Vm:
-    """A guest with its NICs. `nics` holds lists of QEMU arguments; see `dpu_nic` and `tap_nic`."""
+    """A guest with its NICs. `nics` holds lists of QEMU arguments; see `dpu_nic`, `vhost_nic` and `tap_nic`."""
 
     def __init__(self, name, run_dir, qemu, boot, nics, accel="tcg", memory=512, cpus=1,
                  command_line="", extra=(), keep=False, machine=None):
@@ -206,6 +206,17 @@ def dpu_nic(socket_path, bus_addr=None, bus=None):
     if bus:
         device["bus"] = bus
     return ["-device", json.dumps(device)]
+
+
+def vhost_nic(socket_path, function):
+    """QEMU's own virtio-net with a function of the DPU behind it, by its vhost-user socket."""
+    f, queues = function, function.queue_pairs
+    mq = f",mq=on,vectors={2 * queues + 2}" if queues > 1 else ""
+    # An EM that died is there again soon.
+    return ["-chardev", f"socket,id={f.name}s,path={socket_path},reconnect-ms=100",
+            "-netdev", f"vhost-user,id={f.name},chardev={f.name}s,queues={queues}",
+            "-device", f"virtio-net-pci,id={f.name}p,netdev={f.name},mac={f.mac},disable-legacy=on,host_mtu={f.mtu},"
+                       f"speed=25000,duplex=full{mq}"]
 
 
 def tap_nic(interface, mac, queues=1):

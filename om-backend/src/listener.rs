@@ -41,6 +41,8 @@ pub struct PathListener {
     path: PathBuf,
     /// Device and inode.
     file: (u64, u64),
+    /// Nobody listens here: the function connects to who does.
+    dials: bool,
 }
 
 impl PathListener {
@@ -68,7 +70,39 @@ impl PathListener {
             socket: Some(socket),
             path: path.to_owned(),
             file,
+            dials: false,
         })
+    }
+
+    /// The place of a function that connects to `path` itself: its socket is not bound, and the path is another's.
+    /// Without `now` there is no socket, since an EM may return with one.
+    ///
+    /// # Errors
+    /// [`ListenError::Io`].
+    pub fn of_front_end(path: &Path, now: bool) -> Result<Self, ListenError> {
+        let mut place = Self::of_another(path);
+        place.dials = true;
+        if now {
+            place.again()?;
+        }
+        Ok(place)
+    }
+
+    /// Makes the socket after all, since no EM returned with it.
+    ///
+    /// # Errors
+    /// [`ListenError`]; nothing changes then.
+    pub fn again(&mut self) -> Result<(), ListenError> {
+        if !self.dials {
+            *self = Self::bind(&self.path)?;
+            return Ok(());
+        }
+        let socket = stream_socket().map_err(|e| ListenError::Io {
+            path: self.path.clone(),
+            source: e.into(),
+        })?;
+        self.socket = Some(socket);
+        Ok(())
     }
 
     /// Nobody listens for this OM yet, but the EM of a former one may do so at `path`, and return what it has.
@@ -77,12 +111,15 @@ impl PathListener {
             socket: None,
             path: path.to_owned(),
             file: (0, 0),
+            dials: false,
         }
     }
 
     /// Takes the socket that listens at the path, as its EM returned it.
     pub fn adopt(&mut self, socket: OwnedFd) {
-        self.file = identity(&self.path).unwrap_or_default();
+        if !self.dials {
+            self.file = identity(&self.path).unwrap_or_default();
+        }
         self.socket = Some(socket);
     }
 
@@ -181,6 +218,20 @@ mod tests {
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         let _listener = PathListener::bind(&path).unwrap();
+        UnixStream::connect(&path).unwrap();
+    }
+
+    #[test]
+    fn the_socket_of_a_front_end_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.sock");
+        let _front_end = UnixListener::bind(&path).unwrap();
+        let mut place = PathListener::of_front_end(&path, false).unwrap();
+        assert!(place.socket().is_none());
+        place.again().unwrap();
+        let socket = place.socket().unwrap().try_clone_to_owned().unwrap();
+        place.adopt(socket);
+        drop(place);
         UnixStream::connect(&path).unwrap();
     }
 

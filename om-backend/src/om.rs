@@ -202,6 +202,16 @@ fn was_killed(config: &Config) -> bool {
     path.exists() && LocalListener::is_stale(&path)
 }
 
+fn listener(f: &FunctionConfig, orphans: bool) -> Result<PathListener, ListenError> {
+    if f.dials() {
+        return PathListener::of_front_end(&f.socket, !orphans);
+    }
+    match PathListener::bind(&f.socket) {
+        Err(ListenError::InUse(path)) if orphans => Ok(PathListener::of_another(&path)),
+        other => other,
+    }
+}
+
 /// The functions and, in the same order, the sockets for their VMMs. With `orphans`, a path in use is taken for that
 /// of an EM which will return.
 fn functions(
@@ -236,10 +246,7 @@ fn functions(
         }
         manager.keep_shadow(&f.name, shadow.as_fd());
         let vault = Vault::new(&f.name, manager, kept);
-        listeners.push(match PathListener::bind(&f.socket) {
-            Err(ListenError::InUse(path)) if orphans => PathListener::of_another(&path),
-            other => other?,
-        });
+        listeners.push(listener(f, orphans)?);
         functions.push(Arc::new(Function::new(
             f.clone(),
             em,

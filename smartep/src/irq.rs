@@ -67,7 +67,10 @@ impl Irqs {
 
     /// Installs or removes a vector's eventfd. It is made non-blocking, so that a client that never reads cannot
     /// hold a worker. False when the vector does not exist.
-    pub(crate) fn set(&self, vector: u16, fd: Option<OwnedFd>) -> io::Result<bool> {
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn set(&self, vector: u16, fd: Option<OwnedFd>) -> io::Result<bool> {
         let Some(slot) = self.vectors.get(usize::from(vector)) else {
             return Ok(false);
         };
@@ -80,7 +83,7 @@ impl Irqs {
     }
 
     /// Removes all eventfds.
-    pub(crate) fn clear(&self) {
+    pub fn clear(&self) {
         for vector in &self.vectors {
             vector.fd.store(None);
         }

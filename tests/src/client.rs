@@ -7,9 +7,7 @@ use crate::memory::{GuestMemory, Range};
 use crate::time::SOON;
 use crate::wire::{self, command};
 use crate::{Error, Result};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use std::io::{IoSlice, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -202,24 +200,7 @@ impl Client {
     /// # Errors
     /// The socket failed.
     pub fn send_bytes(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
-        if fds.is_empty() {
-            self.stream.write_all(bytes)?;
-            return Ok(());
-        }
-        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !control.push(SendAncillaryMessage::ScmRights(fds)) {
-            return Err(Error::Harness("more than 64 descriptors at once".into()));
-        }
-        let sent = rustix::net::sendmsg(
-            &self.stream,
-            &[IoSlice::new(bytes)],
-            &mut control,
-            SendFlags::NOSIGNAL,
-        )
-        .map_err(std::io::Error::from)?;
-        self.stream.write_all(&bytes[sent..])?;
-        Ok(())
+        wire::send_with_fds(&mut self.stream, bytes, fds)
     }
 
     /// Sends a command; returns its id.

@@ -26,6 +26,20 @@ pub struct Net {
     pub port: Option<&'static str>,
     /// File name of a pcap file, in the DPU's directory.
     pub capture: Option<&'static str>,
+    /// What a VMM sees of it.
+    pub face: Face,
+}
+
+/// What a VMM sees of a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Face {
+    /// A PCIe function.
+    #[default]
+    VfioUser,
+    /// Virtqueues.
+    VhostUser,
+    /// Virtqueues, and the EM connects to the socket.
+    VhostUserClient,
 }
 
 impl Default for Net {
@@ -36,6 +50,7 @@ impl Default for Net {
             queue_size: 256,
             port: None,
             capture: None,
+            face: Face::VfioUser,
         }
     }
 }
@@ -408,6 +423,11 @@ pub fn config(directory: &Path, functions: &[Net]) -> String {
             let path = directory.join(capture);
             let _ = write!(wire, "\n  capture = \"{}\"", path.display());
         }
+        wire += match net.face {
+            Face::VfioUser => "",
+            Face::VhostUser => "\n  face = \"vhost-user\"",
+            Face::VhostUserClient => "\n  face = \"vhost-user\"\n  vhost_mode = \"client\"",
+        };
         let _ = write!(
             text,
             "\n[[em]]\nname = \"em{index}\"\n\n  [[em.function]]\n  name = \"net{index}\"\n  \

@@ -25,6 +25,7 @@ pub mod pci;
 pub mod recovery;
 pub mod ring;
 pub mod time;
+pub mod vhost_user;
 pub mod virtio_net;
 pub mod wire;
 

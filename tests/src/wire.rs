@@ -1,5 +1,12 @@
 //! Numbers of the vfio-user protocol (QEMU docs/interop/vfio-user) and of vfio, written out for the tests.
 
+use crate::{Error, Result};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use std::io::{IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+
 /// Message commands.
 pub mod command {
     #![allow(missing_docs)]
@@ -50,6 +57,31 @@ pub const IRQ_MSIX: u32 = 2;
 pub const IRQ_NONE_TRIGGER: u32 = 0x21;
 /// SET_IRQS: eventfds, trigger.
 pub const IRQ_EVENTFD_TRIGGER: u32 = 0x24;
+
+/// Sends bytes with descriptors, at most 64.
+///
+/// # Errors
+/// The socket failed.
+pub fn send_with_fds(stream: &mut UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+    if fds.is_empty() {
+        stream.write_all(bytes)?;
+        return Ok(());
+    }
+    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Error::Harness("more than 64 descriptors at once".into()));
+    }
+    let sent = rustix::net::sendmsg(
+        &*stream,
+        &[IoSlice::new(bytes)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )
+    .map_err(std::io::Error::from)?;
+    stream.write_all(&bytes[sent..])?;
+    Ok(())
+}
 
 /// Header of a message: 16 bytes.
 pub fn header(id: u16, command: u16, size: u32, flags: u32) -> [u8; HEADER] {

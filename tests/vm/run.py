@@ -19,7 +19,7 @@ from lab.errors import LabError  # noqa: E402
 from lab.session import Lab, find_parts  # noqa: E402
 
 MODULES = ("main_job", "network", "rdma", "rdma_function", "rdma_ethernet", "rdma_function_life", "life_cycle",
-           "recovery", "rdma_recovery", "rdma_recovery_ethernet", "gpudirect")
+           "recovery", "rdma_recovery", "rdma_recovery_ethernet", "vhost_user", "gpudirect")
 # Run when named: they take minutes each.
 NAMED = ("sessions", "rdma_function_more", "rdma_ethernet_more", "rdma_function_life_more", "applications", "own_image",
          "gpudirect_lazy", "rdma_core")

@@ -1,9 +1,10 @@
-//! One function's endpoint: its vfio-user connection on one side, the data path on the other.
+//! One function's endpoint: its vfio-user (or vhost-user) connection on one side, the data path on the other.
 
 mod kept;
 mod memory;
 mod net;
 mod rdma;
+mod vhost_user;
 mod windows;
 
 use std::os::fd::OwnedFd;
@@ -12,10 +13,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use dot_iommu::{DotError, DotTable, HostMapping};
-use m2m_fabric::proto::{Event, FunctionKind, FunctionSpec, FunctionState, WindowSpec};
+use m2m_fabric::proto::{
+    Event, Face, FunctionKind, FunctionSpec, FunctionState, VirtioNetSpec, WindowSpec,
+};
 use smartep::DataSide;
 use smartep::function::{FunctionError, FunctionInfo, RegionInfo};
 use smartep::irq::Irqs;
+use smartep::keep::Keep;
 use smartep::route::{Route, RouteError, RouteTable, Side};
 use smartep::server::{Server, StopFd};
 use smartep::shadow::{ShadowError, ShadowReader};
@@ -25,11 +29,12 @@ use thiserror::Error;
 use crate::control::{OmLink, RemoteControl};
 use crate::rdma::front::mlx5::MappedPages;
 use crate::virtio::pci_access;
-use crate::worker::Handle;
-use kept::FunctionKeeper;
+use crate::worker::{Function, Handle};
+use kept::{FunctionKeeper, Opened};
 use memory::MemoryData;
 use net::VirtioData;
 use rdma::{Memory, RdmaData};
+use vhost_user::VhostUser;
 
 /// Why a function cannot be served.
 #[derive(Debug, Error)]
@@ -65,14 +70,39 @@ struct Seat {
     om: Arc<OmLink>,
 }
 
-/// The data side of a function of some kind.
-trait FunctionData: DataSide {
+impl Seat {
+    /// Changes a network function on the worker and returns when it is done there; `None` when there is none any more.
+    fn on_device<R: Send + 'static>(
+        &self,
+        change: impl FnOnce(&mut Function) -> R + Send + 'static,
+    ) -> Option<R> {
+        let id = self.id;
+        let done = self
+            .worker
+            .run(move |state| state.functions.get_mut(&id).map(change));
+        if done.is_none() {
+            log::error!("function {id}: the data path has ended");
+        }
+        done.flatten()
+    }
+
+    /// Takes a network function off the data path.
+    fn leave(&self) {
+        let id = self.id;
+        self.worker.run(move |state| state.functions.remove(&id));
+    }
+}
+
+/// A function of some kind, as the rest of the EM sees it.
+trait FunctionData: Send + Sync {
     /// Bytes of the shadow changed.
     fn shadow_changed(&self);
     /// Whether a VMM is connected.
     fn is_connected(&self) -> bool;
     /// Where it is in its life.
     fn state(&self) -> FunctionState;
+    /// Its thread is to stop, whatever it waits for.
+    fn interrupt(&self) {}
     /// Takes the function off the data path.
     fn leave(&self);
     /// Memory of another device is there from now on. Why it is refused, in a sentence.
@@ -125,6 +155,12 @@ impl Endpoint {
         let id = spec.id;
         let mut kept = kept::open(id, keeper)?;
         let belongings = [listener.try_clone()?, shadow.try_clone()?];
+        if let FunctionKind::VirtioNet(net) = &spec.kind {
+            if net.face != Face::VfioUser {
+                let (seat, net) = (Seat { id, worker, om }, net.clone());
+                return Self::vhost_user(seat, &spec.name, net, kept, belongings, listener);
+            }
+        }
         let routes = spec.control.iter().map(|w| Route {
             region: w.region,
             start: w.offset,
@@ -233,6 +269,38 @@ impl Endpoint {
         })
     }
 
+    /// The same for vhost-user. Nothing is kept of its clients: they connect again.
+    fn vhost_user(
+        seat: Seat,
+        name: &str,
+        spec: VirtioNetSpec,
+        kept: Opened,
+        belongings: [OwnedFd; 2],
+        listener: OwnedFd,
+    ) -> Result<Self, EndpointError> {
+        // A client of another face, from before the configuration changed.
+        if kept.resume.is_some() && !kept.keeper.clear() {
+            kept.state.set_broken();
+        }
+        let table = Arc::new(DotTable::new());
+        let [_, shadow] = &belongings;
+        let reader = Arc::new(ShadowReader::new(shadow)?);
+        let data = VhostUser::new(seat.clone(), spec, table.clone(), reader.clone())?;
+        let stop = StopFd::new()?;
+        let thread = data.serve(name, listener, stop.clone())?;
+        Ok(Self {
+            seat,
+            table,
+            data: Arc::new(data),
+            keeper: kept.keeper,
+            state: kept.state,
+            reader,
+            belongings,
+            stop,
+            thread: Some(thread),
+        })
+    }
+
     /// Bytes of the shadow changed: a new link status, say. Tells data path and driver.
     pub fn config_changed(&self) {
         self.data.shadow_changed();
@@ -279,6 +347,7 @@ impl Endpoint {
     /// Ends the connection and takes the function off the data path.
     pub fn stop(mut self) {
         self.stop.stop();
+        self.data.interrupt();
         if let Some(thread) = self.thread.take() {
             if thread.join().is_err() {
                 log::error!("the thread of function {} panicked", self.seat.id);

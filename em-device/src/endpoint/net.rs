@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use dot_iommu::DotTable;
-use m2m_fabric::proto::{FunctionState, VirtioNetSpec};
+use m2m_fabric::proto::{FunctionState, VirtioNetSpec, VirtioPciLayout};
 use smartep::DataSide;
 use smartep::config::ConfigState;
 use smartep::dma::MessageDma;
@@ -39,6 +39,13 @@ pub(super) struct VirtioData {
 /// `status` of the device configuration (virtio 1.3 §5.1.4), and its bit for a link that is up.
 const NET_STATUS: u64 = 6;
 const NET_STATUS_LINK_UP: u8 = 1;
+
+/// Whether the OM lets the link be up.
+pub(super) fn link_is_up(shadow: &ShadowReader, layout: &VirtioPciLayout) -> bool {
+    let mut status = [0];
+    let offset = u64::from(layout.device.offset) + NET_STATUS;
+    shadow.read(layout.bar, offset, &mut status) && status[0] & NET_STATUS_LINK_UP != 0
+}
 
 impl VirtioData {
     /// Puts the function on the data path. Also answers what it adds to the device configuration.
@@ -103,24 +110,13 @@ impl VirtioData {
 
     /// Takes the link status from the shadow to the data path.
     fn link_changed(&self) {
-        let mut status = [0];
-        let offset = u64::from(self.spec.layout.device.offset) + NET_STATUS;
-        let up = self.shadow.read(self.spec.layout.bar, offset, &mut status)
-            && status[0] & NET_STATUS_LINK_UP != 0;
+        let up = link_is_up(&self.shadow, &self.spec.layout);
         self.on_device(move |function| function.device.set_link_up(up));
     }
 
     /// Runs on the worker and returns when it is done there.
     fn on_device(&self, change: impl FnOnce(&mut Function) + Send + 'static) {
-        let id = self.seat.id;
-        let done = self.seat.worker.run(move |state| {
-            if let Some(function) = state.functions.get_mut(&id) {
-                change(function);
-            }
-        });
-        if done.is_none() {
-            log::error!("function {id}: the data path has ended");
-        }
+        self.seat.on_device(change);
     }
 
     fn stop_device(&self) {
@@ -182,7 +178,9 @@ impl VirtioData {
                 report(&self.seat.om, self.seat.id, FunctionState::Running);
             }
             Action::ResetQueue(queue) => {
-                self.on_device(move |f| f.device.stop_queue(queue, &mut f.links));
+                self.on_device(move |f| {
+                    f.device.stop_queue(queue, &mut f.links);
+                });
                 lock(&self.common).reset_queue(queue);
                 self.note();
             }
@@ -288,9 +286,6 @@ impl FunctionData for VirtioData {
     }
 
     fn leave(&self) {
-        let id = self.seat.id;
-        self.seat
-            .worker
-            .run(move |state| state.functions.remove(&id));
+        self.seat.leave();
     }
 }

@@ -1,5 +1,7 @@
 //! The network function as the data path holds it.
 
+mod by_queue;
+
 use super::config::ConfigOverride;
 use super::features;
 use super::links::Links;
@@ -188,30 +190,6 @@ impl NetDevice {
         self.session = Some(Session::new(&self.spec, features));
     }
 
-    /// A queue that was reset alone goes on with an empty ring.
-    pub fn start_queue(&mut self, index: u16, setup: QueueSetup) {
-        let (Some(session), Some(queue)) = (&self.session, self.queues.get_mut(usize::from(index)))
-        else {
-            return;
-        };
-        let note = note_of(self.state.as_ref(), index);
-        let ring = Ring::new(setup, RingFeatures::of(session.features), note);
-        queue.set_ring(Some(ring));
-    }
-
-    /// Lets go of one queue; what others do goes on.
-    pub fn stop_queue(&mut self, index: u16, links: &mut Links) {
-        if let Some(queue) = self.queues.get_mut(usize::from(index)) {
-            queue.set_ring(None);
-            if let Some(session) = &mut self.session {
-                session.settings.coalescing.forget(index);
-                let wish = session.settings.coalescing.of(index);
-                queue.moderation.set_wish(index % 2 == 1, wish);
-            }
-        }
-        links.forget_blocked_by(index);
-    }
-
     /// Lets go of all queues; nothing of the driver's memory is touched after this.
     pub fn stop(&mut self, links: &mut Links) {
         for queue in &mut self.queues {
@@ -281,6 +259,7 @@ impl NetDevice {
             queue.count_drop(error.name());
         }
         self.stop_queue(index, links);
+        self.signals.queue_failed(index);
         if self.signals.set_needs_reset() {
             (self.report)(FunctionState::NeedsReset);
         }

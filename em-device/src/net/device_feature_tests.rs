@@ -401,6 +401,112 @@ fn a_queue_that_is_reset_alone_begins_anew_and_the_others_do_not_notice() {
     }
 }
 
+/// Where a ring begins, as [`Ring::position`] says it.
+fn beginning(features: u64) -> u32 {
+    match features & RING_PACKED {
+        0 => 0,
+        _ => 0x8000_8000,
+    }
+}
+
+#[test]
+fn queues_stop_and_go_on_where_they_are_also_with_another_driver_in_between() {
+    for offered in RINGS {
+        let mut b = Bench::new(offered);
+        b.start_rings(offered);
+        b.device.wired();
+        b.device.open(offered, &mut b.links);
+        let mut positions = [beginning(offered); 2];
+        for n in 0..50 {
+            for queue in [RX, TX] {
+                let setup = b.rings[queue].setup;
+                let position = positions[queue];
+                assert!(b.device.start_queue_at(queue as u16, setup, position));
+            }
+            b.receive_buffers(&[2048]);
+            b.send(&[0; 12], &frame(60 + n));
+            assert_eq!(b.rings[RX].take_used(), [(0, 72 + n as u32)]);
+            assert_eq!(b.rings[TX].take_used().len(), 1);
+            for queue in [RX, TX] {
+                let position = b.device.stop_queue(queue as u16, &mut b.links);
+                positions[queue] = position.unwrap();
+                assert_eq!(b.device.stop_queue(queue as u16, &mut b.links), None);
+            }
+            if n % 3 == 0 {
+                b.device.open(offered, &mut b.links);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_front_end_that_is_faster_than_the_wires_loses_no_frame() {
+    let mut b = Bench::new(SHORT);
+    b.start_rings(SHORT);
+    b.device.open(SHORT, &mut b.links);
+    let setup = b.rings[TX].setup;
+    assert!(b.device.start_queue_at(TX as u16, setup, beginning(SHORT)));
+    b.send(&[0; 12], &frame(60));
+    assert_eq!(b.rings[TX].take_used(), []);
+    b.device.wired();
+    b.turns();
+    assert_eq!(b.rings[TX].take_used().len(), 1);
+}
+
+#[test]
+fn positions_that_a_ring_does_not_have_are_refused() {
+    for offered in RINGS {
+        let mut b = Bench::new(offered);
+        let setup = b.rings[RX].setup;
+        b.device.stop(&mut b.links);
+        let start = beginning(offered);
+        assert!(!b.device.start_queue_at(0, setup, start), "nobody is there");
+        b.device.open(offered, &mut b.links);
+        let size = u32::from(SIZE);
+        let wrong = match offered & RING_PACKED {
+            0 => vec![1 << 16, 0x8000_0000],
+            _ => vec![
+                start | size,
+                start | size << 16,
+                start + 2 + (3 << 16),
+                0x8000_0001,
+            ],
+        };
+        for position in wrong {
+            let started = b.device.start_queue_at(0, setup, position);
+            assert!(!started, "{position:#x}");
+        }
+        assert!(b.device.start_queue_at(0, setup, start));
+        assert!(!b.device.start_queue_at(99, setup, start));
+    }
+}
+
+#[test]
+fn without_a_control_queue_pairs_are_used_as_the_face_says() {
+    let mut b = Bench::new(SHORT);
+    b.start_rings(SHORT);
+    b.device.open(SHORT, &mut b.links);
+    b.device.wired();
+    let start = beginning(SHORT);
+    for queue in 0..4 {
+        let setup = b.rings[queue].setup;
+        assert!(b.device.start_queue_at(queue as u16, setup, start));
+    }
+    let answers = |b: &mut Bench| {
+        b.rings[3].chain(0, &[(DATA, 72, 0)]);
+        b.turns();
+        b.rings[3].take_used().len()
+    };
+    assert_eq!(answers(&mut b), 0, "a pair that is not in use");
+    b.device.use_pairs(2);
+    b.turns();
+    assert_eq!(b.rings[3].take_used().len(), 1);
+    b.device.use_pairs(99);
+    assert_eq!(answers(&mut b), 1);
+    b.device.use_pairs(0);
+    assert_eq!(answers(&mut b), 0);
+}
+
 #[test]
 fn a_broken_queue_is_counted_with_its_reason_and_the_others_go_on() {
     for offered in RINGS {

@@ -53,6 +53,7 @@ impl Bench {
             queue_pairs: 2,
             queue_size: SIZE,
             layout: LAYOUT,
+            face: m2m_fabric::proto::Face::VfioUser,
         };
         let reports = Arc::new(Mutex::new(Vec::new()));
         let sink = reports.clone();

@@ -154,6 +154,13 @@ impl NetQueue {
         self.moderation.settle();
     }
 
+    /// Takes its ring away.
+    pub fn take_ring(&mut self) -> Option<Ring> {
+        let ring = self.ring.take();
+        self.set_ring(None);
+        ring
+    }
+
     /// Whether it has a ring.
     pub fn is_enabled(&self) -> bool {
         self.ring.is_some()

@@ -14,6 +14,7 @@ const ISR_CONFIG: u8 = 2;
 #[derive(Debug)]
 struct QueueSignals {
     vector: AtomicU16,
+    error_vector: AtomicU16,
     kicks: AtomicU64,
 }
 
@@ -39,6 +40,7 @@ impl Signals {
             queues: (0..queues)
                 .map(|_| QueueSignals {
                     vector: AtomicU16::new(NO_VECTOR),
+                    error_vector: AtomicU16::new(NO_VECTOR),
                     kicks: AtomicU64::new(0),
                 })
                 .collect(),
@@ -53,6 +55,7 @@ impl Signals {
         self.config_vector.store(NO_VECTOR, Ordering::Relaxed);
         for queue in &self.queues {
             queue.vector.store(NO_VECTOR, Ordering::Relaxed);
+            queue.error_vector.store(NO_VECTOR, Ordering::Relaxed);
         }
         self.isr.store(0, Ordering::Relaxed);
         self.needs_reset.store(false, Ordering::Release);
@@ -74,6 +77,22 @@ impl Signals {
     pub fn set_queue_vector(&self, queue: u16, vector: u16) {
         if let Some(q) = self.queues.get(usize::from(queue)) {
             q.vector.store(vector, Ordering::Release);
+        }
+    }
+
+    /// Sets the vector that says that a queue cannot go on, where a face has one for each queue.
+    pub fn set_queue_error_vector(&self, queue: u16, vector: u16) {
+        if let Some(q) = self.queues.get(usize::from(queue)) {
+            q.error_vector.store(vector, Ordering::Release);
+        }
+    }
+
+    /// A queue cannot go on: tells who has a vector for that.
+    pub fn queue_failed(&self, queue: u16) {
+        let queue = self.queues.get(usize::from(queue));
+        let vector = queue.map_or(NO_VECTOR, |q| q.error_vector.load(Ordering::Acquire));
+        if vector != NO_VECTOR {
+            self.irqs.trigger(vector);
         }
     }
 
@@ -162,5 +181,30 @@ impl Signals {
         self.queues
             .get(usize::from(queue))
             .map_or(0, |q| q.kicks.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+
+    #[test]
+    fn a_queue_that_fails_is_told_by_its_own_vector_if_there_is_one() {
+        let irqs = Irqs::new(4);
+        let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        irqs.set(3, Some(fd)).unwrap();
+        let signals = Signals::new(irqs.clone(), 2);
+        signals.queue_failed(1);
+        assert_eq!(irqs.raised(3), 0);
+        signals.set_queue_error_vector(1, 3);
+        signals.queue_failed(0);
+        signals.queue_failed(7);
+        assert_eq!(irqs.raised(3), 0);
+        signals.queue_failed(1);
+        assert_eq!(irqs.raised(3), 1);
+        signals.reset();
+        signals.queue_failed(1);
+        assert_eq!(irqs.raised(3), 1);
     }
 }

@@ -46,6 +46,7 @@ impl Guest {
             queue_pairs: 1,
             queue_size: 16,
             layout: LAYOUT,
+            face: m2m_fabric::proto::Face::VfioUser,
         };
         let (reader, report) = (memory.table.reader(), Arc::new(|_| {}));
         let mut device = NetDevice::new(id, spec, signals(3), reader, Arc::default(), report);

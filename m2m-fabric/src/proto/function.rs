@@ -109,6 +109,22 @@ pub struct VirtioNetSpec {
     pub queue_size: u16,
     /// Where the virtio structures lie (virtio 1.3 §4.1.4), as the vendor capabilities say.
     pub layout: VirtioPciLayout,
+    /// What a VMM sees of it.
+    pub face: Face,
+}
+
+/// What a VMM sees of a virtio network function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Face {
+    /// A PCIe function: vfio-user on the socket that comes with the function.
+    VfioUser,
+    /// Virtqueues: vhost-user on the socket that comes with the function.
+    VhostUser,
+    /// Virtqueues: vhost-user, and the EM connects. The socket that comes with the function is of no use.
+    VhostUserClient {
+        /// Where the front end listens.
+        path: String,
+    },
 }
 
 /// Placement of the virtio-pci structures in one BAR.

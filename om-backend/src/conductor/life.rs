@@ -2,7 +2,6 @@
 
 use super::{Conductor, Message};
 use crate::function::{Function, Life};
-use crate::listener::PathListener;
 use crate::peer::{Binding, Introduction};
 use crate::session::Session;
 use crate::supervisor::process::{Process, describe_exit};
@@ -55,9 +54,8 @@ impl Conductor {
                 continue;
             };
             if place.socket().is_none() {
-                match PathListener::bind(place.path()) {
-                    Ok(listener) => *place = listener,
-                    Err(e) => log::error!("{e}"),
+                if let Err(e) = place.again() {
+                    log::error!("{e}");
                 }
             }
         }

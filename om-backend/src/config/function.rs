@@ -4,8 +4,8 @@ use super::parse::{NAME, Seen, name, path};
 use super::reader::{At, Table};
 use super::values::is_name;
 use super::{
-    Attachment, ConfigError, FunctionConfig, FunctionKind, IpPrefix, LinkType, MAX_SOCKET_PATH,
-    MacAddress, MemoryConfig, NetConfig, RdmaConfig,
+    Attachment, ConfigError, Face, FunctionConfig, FunctionKind, IpPrefix, LinkType,
+    MAX_SOCKET_PATH, MacAddress, MemoryConfig, NetConfig, RdmaConfig, VhostMode,
 };
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
@@ -175,7 +175,21 @@ fn virtio_net(table: &mut Table<'_>) -> Result<NetConfig, ConfigError> {
         queue_pairs,
         queue_size,
         speed_mbps,
+        face: face(table)?,
     })
+}
+
+fn face(table: &mut Table<'_>) -> Result<Face, ConfigError> {
+    let faces = [("vfio-user", false), ("vhost-user", true)];
+    let modes = [("server", VhostMode::Server), ("client", VhostMode::Client)];
+    let vhost = table.choice("face", &faces)?.unwrap_or(false);
+    match (vhost, table.choice("vhost_mode", &modes)?) {
+        (true, mode) => Ok(Face::VhostUser(mode.unwrap_or(VhostMode::Server))),
+        (false, None) => Ok(Face::VfioUser),
+        (false, Some(_)) => {
+            Err(table.error("`vhost_mode` is for functions with `face = \"vhost-user\"`"))
+        }
+    }
 }
 
 fn rdma(table: &mut Table<'_>) -> Result<RdmaConfig, ConfigError> {

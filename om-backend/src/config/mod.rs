@@ -60,7 +60,7 @@ pub struct FunctionConfig {
     pub ip: Option<IpPrefix>,
     /// Largest payload of an Ethernet frame in bytes, 68 to 9000; 0 for a memory function.
     pub mtu: u16,
-    /// Where the VMM connects, at most [`MAX_SOCKET_PATH`] bytes.
+    /// Where the VMM connects, or listens if [`Self::dials`], at most [`MAX_SOCKET_PATH`] bytes.
     pub socket: PathBuf,
     /// Where its frames go.
     pub attachment: Attachment,
@@ -97,6 +97,36 @@ pub struct NetConfig {
     pub queue_size: u16,
     /// Speed shown to the driver in Mbit/s.
     pub speed_mbps: Option<u32>,
+    /// What a VMM sees.
+    pub face: Face,
+}
+
+/// What a VMM sees of a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Face {
+    /// A PCIe function, over vfio-user.
+    VfioUser,
+    /// Virtqueues, over vhost-user.
+    VhostUser(VhostMode),
+}
+
+/// Who makes the socket of a vhost-user function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VhostMode {
+    /// The DPU, and the front end connects.
+    Server,
+    /// The front end, and the EM connects.
+    Client,
+}
+
+impl Face {
+    /// The word in the file.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::VfioUser => "vfio-user",
+            Self::VhostUser(_) => "vhost-user",
+        }
+    }
 }
 
 /// What only an RDMA device has.
@@ -176,6 +206,21 @@ pub enum Attachment {
     Null,
     /// It has none.
     None,
+}
+
+impl FunctionConfig {
+    /// What a VMM sees of it.
+    pub fn face(&self) -> Face {
+        match &self.kind {
+            FunctionKind::VirtioNet(net) => net.face,
+            FunctionKind::Rdma(_) | FunctionKind::Memory(_) => Face::VfioUser,
+        }
+    }
+
+    /// Whether its EM connects to the socket, instead of whoever uses the function.
+    pub fn dials(&self) -> bool {
+        self.face() == Face::VhostUser(VhostMode::Client)
+    }
 }
 
 impl Config {

@@ -37,6 +37,7 @@ fn a_small_file_gets_the_defaults() {
                 queue_pairs: 1,
                 queue_size: 256,
                 speed_mbps: None,
+                face: Face::VfioUser,
             }),
             vm: None,
             mac: MacAddress([2, 0, 0, 0, 0, 1]),
@@ -100,6 +101,7 @@ managed = false
             queue_pairs: 4,
             queue_size: 1024,
             speed_mbps: Some(25_000),
+            face: Face::VfioUser,
         })
     );
     assert_eq!(net0.ip.unwrap().to_string(), "10.0.0.1/24");
@@ -111,9 +113,34 @@ managed = false
 }
 
 #[test]
+fn a_function_may_have_another_face() {
+    let face = |lines: &str| {
+        let text = format!("{HEAD}{lines}{MAC}{NETWORK}");
+        let config = Config::parse("dpu.toml", &text).unwrap();
+        let function = config.ems[0].functions[0].clone();
+        (function.face(), function.dials())
+    };
+    let server = Face::VhostUser(VhostMode::Server);
+    assert_eq!(face("face = \"vfio-user\"\n"), (Face::VfioUser, false));
+    assert_eq!(face("face = \"vhost-user\"\n"), (server, false));
+    let lines = "face = \"vhost-user\"\nvhost_mode = \"server\"\n";
+    assert_eq!(face(lines), (server, false));
+    let lines = "face = \"vhost-user\"\nvhost_mode = \"client\"\n";
+    assert_eq!(face(lines), (Face::VhostUser(VhostMode::Client), true));
+    let text = format!("{HEAD}vhost_mode = \"client\"\n{MAC}{NETWORK}");
+    let said = complaint(&text);
+    let wanted = "`vhost_mode` is for functions with `face = \"vhost-user\"`";
+    assert!(said.ends_with(wanted), "{said}");
+}
+
+#[test]
 fn every_wrong_value_of_a_function_is_named_with_its_line_and_what_it_may_be() {
     let long = format!("/tmp/{}", "x".repeat(110));
     let cases: &[(&str, &str)] = &[
+        (
+            "face = \"vduse\"",
+            "`face` is \"vduse\"; it must be \"vfio-user\" or \"vhost-user\"",
+        ),
         (
             "queue_size = 300",
             "`queue_size` is 300; it must be a power of two from 16 to 32768",

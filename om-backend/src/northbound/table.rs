@@ -123,13 +123,14 @@ pub fn functions(functions: &Functions) -> String {
             ),
             or_dash(f.rdma.as_ref().map(rdma_address)),
             or_dash(f.network.as_ref().or(f.port.as_ref())),
+            f.face.clone(),
             f.socket.clone(),
         ]
     };
     let rows: Vec<_> = functions.functions.iter().map(row).collect();
     let header = [
         "FUNCTION", "KIND", "EM", "STATE", "LINK", "MAC", "IP", "MTU", "QUEUES", "RDMA", "NETWORK",
-        "SOCKET",
+        "FACE", "SOCKET",
     ];
     table(&header, &rows)
 }

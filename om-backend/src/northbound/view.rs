@@ -83,7 +83,9 @@ pub struct FunctionView {
     pub queue_size: Option<u16>,
     /// Speed shown to the driver in Mbit/s.
     pub speed_mbps: Option<u32>,
-    /// Where the VMM connects.
+    /// `vfio-user`, `vhost-user`, or `vhost-user client` where the EM connects.
+    pub face: String,
+    /// Where the VMM connects, or where the EM does.
     pub socket: String,
     /// Its network, if it is in one.
     pub network: Option<String>,
@@ -162,6 +164,10 @@ impl FunctionView {
             queue_pairs: net.map(|n| n.queue_pairs),
             queue_size: net.map(|n| n.queue_size),
             speed_mbps: net.and_then(|n| n.speed_mbps),
+            face: match config.dials() {
+                true => "vhost-user client".to_owned(),
+                false => config.face().as_str().to_owned(),
+            },
             socket: config.socket.to_string_lossy().into_owned(),
             network,
             port,

@@ -11,9 +11,10 @@
 
 use super::Presentation;
 use super::virtio_pci::{self, DEVICE_BASE, REVISION, VENDOR};
-use crate::config::{FunctionConfig, NetConfig};
+use crate::config::{self, FunctionConfig, NetConfig, VhostMode};
 use m2m_fabric::proto::{
-    ControlWindow, FunctionKind, FunctionSpec, RegionSpec, VirtioNetSpec, VirtioPciLayout, Window,
+    ControlWindow, Face, FunctionKind, FunctionSpec, RegionSpec, VirtioNetSpec, VirtioPciLayout,
+    Window,
 };
 use smartep::CONFIG_REGION;
 use smartep::config::{BarKind, BarSpec, CONFIG_SIZE, Capability, ConfigBuilder};
@@ -168,9 +169,20 @@ pub fn present(id: u32, function: &FunctionConfig, net: &NetConfig) -> Presentat
                 queue_pairs: net.queue_pairs,
                 queue_size: net.queue_size,
                 layout: LAYOUT,
+                face: face(function),
             }),
         },
         link_status: Some((0, STATUS)),
+    }
+}
+
+fn face(function: &FunctionConfig) -> Face {
+    match function.face() {
+        config::Face::VfioUser => Face::VfioUser,
+        config::Face::VhostUser(VhostMode::Server) => Face::VhostUser,
+        config::Face::VhostUser(VhostMode::Client) => Face::VhostUserClient {
+            path: function.socket.to_string_lossy().into_owned(),
+        },
     }
 }
 

@@ -139,6 +139,18 @@ impl VirtioNet {
                 pci.vendor, pci.device
             )));
         }
+        Self::with_function(vmm, memory, pci)
+    }
+
+    /// The same on a function that needs no probe, with its memory mapped.
+    ///
+    /// # Errors
+    /// The server refused something.
+    pub fn with_function(
+        vmm: Box<dyn Vmm>,
+        memory: Arc<GuestMemory>,
+        pci: Function,
+    ) -> Result<Self> {
         let mut driver = Self {
             vmm,
             memory,
@@ -178,7 +190,8 @@ impl VirtioNet {
     pub fn start(&mut self, setup: Setup) -> Result<()> {
         self.start_without_kick(setup)?;
         self.kick_all()?;
-        if setup.pairs > 1 && self.features & features::MQ != 0 {
+        // Without a control queue the VMM knows.
+        if setup.pairs > 1 && self.features & features::MQ != 0 && self.control_ring.is_some() {
             let answer = self.set_pairs(setup.pairs)?;
             if answer != control::OK {
                 return Err(Error::Device(format!(

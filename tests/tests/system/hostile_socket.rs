@@ -193,7 +193,7 @@ fn a_hundred_thousand_random_messages_leave_no_trace() {
 }
 
 /// Descriptors and memory when the last connection is really gone.
-fn settled(pid: u32) -> (usize, u64) {
+pub(crate) fn settled(pid: u32) -> (usize, u64) {
     let mut last = (0, 0);
     wait_for("the EM's descriptors to settle", SOON, || {
         std::thread::sleep(Duration::from_millis(100));

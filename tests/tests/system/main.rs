@@ -17,3 +17,4 @@ mod stats;
 mod traffic;
 mod traffic_ports;
 mod upgrade;
+mod vhost_user;

@@ -172,6 +172,32 @@ impl Ring {
         })
     }
 
+    /// A ring that goes on at a position which [`Self::position`] answered, here or elsewhere. `None`: the ring has no
+    /// such position.
+    pub fn at(setup: QueueSetup, features: RingFeatures, position: u32) -> Option<Self> {
+        let (low, high) = (position as u16, (position >> 16) as u16);
+        Some(Self(if features.packed {
+            let (avail, used) = (Position::from_bits(low), Position::from_bits(high));
+            Kind::Packed(packed::PackedRing::at(setup, features, avail, used)?)
+        } else if high == 0 {
+            Kind::Split(split::SplitRing::at(setup, features, low))
+        } else {
+            return None;
+        }))
+    }
+
+    /// Where it is between bursts, as vhost-user says it: the available index; of a packed ring two places with
+    /// their wrap counters, of the next buffer to take and, in the upper half, of the next one to give back.
+    pub fn position(&self) -> u32 {
+        match &self.0 {
+            Kind::Split(ring) => u32::from(ring.position()),
+            Kind::Packed(ring) => {
+                let (avail, used) = ring.position();
+                u32::from(avail.bits()) | u32::from(used.bits()) << 16
+            }
+        }
+    }
+
     /// Buffers that were published since the driver was last told, or did not want to be.
     pub fn untold(&self) -> u16 {
         match &self.0 {

@@ -139,6 +139,33 @@ impl PackedRing {
         }
     }
 
+    /// Goes on at `next_avail`, with what was used up to `next_used`. `None`: the ring has no such places.
+    pub(super) fn at(
+        setup: QueueSetup,
+        features: RingFeatures,
+        next_avail: Position,
+        next_used: Position,
+    ) -> Option<Self> {
+        let size = setup.size;
+        if next_avail.index() >= size || next_used.index() >= size {
+            return None;
+        }
+        let taken = next_used.distance(next_avail, size);
+        let taken = u16::try_from(taken).ok().filter(|taken| *taken <= size)?;
+        Some(Self {
+            next_avail,
+            next_used,
+            signalled: next_used,
+            taken,
+            ..Self::new(setup, features, None)
+        })
+    }
+
+    /// Where the next buffer is taken, and where the next one is given back.
+    pub(super) fn position(&self) -> (Position, Position) {
+        (self.next_avail, self.next_used)
+    }
+
     pub(super) fn untold(&self) -> u16 {
         self.untold
     }

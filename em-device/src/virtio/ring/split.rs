@@ -32,6 +32,8 @@ pub(super) struct SplitRing {
     signalled: Wrapping<u16>,
     /// The positions are to be read from the driver's memory first.
     resumes: bool,
+    /// Where to go on then, if not where the used index is.
+    base: Option<Wrapping<u16>>,
 }
 
 impl SplitRing {
@@ -44,6 +46,7 @@ impl SplitRing {
             next_used: Wrapping(0),
             signalled: Wrapping(0),
             resumes: false,
+            base: None,
         }
     }
 
@@ -53,6 +56,22 @@ impl SplitRing {
             resumes: true,
             ..Self::new(setup, features)
         }
+    }
+
+    /// The next buffer is that of the available index `base`.
+    pub(super) fn at(setup: QueueSetup, features: RingFeatures, base: u16) -> Self {
+        let base = Wrapping(base);
+        Self {
+            resumes: true,
+            base: Some(base),
+            next_avail: base,
+            ..Self::new(setup, features)
+        }
+    }
+
+    /// The available index of the next buffer.
+    pub(super) fn position(&self) -> u16 {
+        self.next_avail.0
     }
 
     pub(super) fn untold(&self) -> u16 {
@@ -106,9 +125,10 @@ impl<'v> Attached<'_, 'v> {
             return;
         }
         if let Some(index) = self.used.load::<u16>(IDX, Ordering::Acquire) {
-            let position = Wrapping(u16::from_le(index));
-            (ring.next_avail, ring.known_avail) = (position, position);
-            (ring.next_used, ring.signalled) = (position, position);
+            let used = Wrapping(u16::from_le(index));
+            let next = ring.base.unwrap_or(used);
+            (ring.next_avail, ring.known_avail) = (next, next);
+            (ring.next_used, ring.signalled) = (used, used);
             ring.resumes = false;
         }
     }

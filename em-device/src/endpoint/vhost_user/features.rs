@@ -1,0 +1,54 @@
+//! What the function offers to a front end, which is not what it offers to a driver: control queue and
+//! configuration are the front end's own.
+
+use crate::net::features as net;
+use crate::virtio::feature;
+
+/// The front end knows requests beyond the first ones (`VHOST_USER_F_PROTOCOL_FEATURES`).
+pub(super) const PROTOCOL_FEATURES: u64 = 1 << 30;
+
+/// What needs a control queue that the device itself serves, or notifications that carry data.
+const NOT_HERE: u64 = net::RSS
+    | net::HASH_REPORT
+    | net::NOTF_COAL
+    | net::VQ_NOTF_COAL
+    | net::DEVICE_STATS
+    | feature::NOTIFICATION_DATA;
+
+/// What the front end does by itself when its driver takes it.
+const FRONT_END: u64 = net::CTRL_VQ
+    | net::CTRL_RX
+    | net::CTRL_VLAN
+    | net::CTRL_MAC_ADDR
+    | net::CTRL_GUEST_OFFLOADS
+    | net::GUEST_ANNOUNCE;
+
+/// What is offered.
+pub(super) const OFFERED: u64 = net::OFFERED & !NOT_HERE | PROTOCOL_FEATURES;
+
+/// What the device has to know of acknowledged features; `None` when they do not work together.
+pub(super) fn of_device(acknowledged: u64) -> Option<u64> {
+    let features = acknowledged & !(FRONT_END | PROTOCOL_FEATURES);
+    let works = features & feature::VERSION_1 != 0 && net::acceptable(features | net::CTRL_VQ);
+    works.then_some(features)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_is_offered_works_together_without_a_control_queue() {
+        let features = of_device(OFFERED).unwrap();
+        assert_eq!(features & (net::CTRL_VQ | net::CTRL_RX), 0);
+        assert_ne!(features & net::MQ, 0, "pairs are enabled by the front end");
+    }
+
+    #[test]
+    fn old_drivers_and_features_without_their_base_are_refused() {
+        assert_eq!(of_device(0), None);
+        assert_eq!(of_device(net::CSUM | PROTOCOL_FEATURES), None);
+        assert_eq!(of_device(feature::VERSION_1 | net::HOST_TSO4), None);
+        assert!(of_device(feature::VERSION_1 | net::MQ).is_some());
+    }
+}
