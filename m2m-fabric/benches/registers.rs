@@ -2,18 +2,20 @@
 //! unix socket, measured in the same run, interleaved. Prints a table; appends JSON lines to the file
 //! that `DISTDPU_BENCH_JSON` names.
 //!
-//! "hot": one access follows another at once, so both sides spin. "cold": 2 ms between accesses, so
-//! the server sleeps and must be woken.
+//! "hot": one access follows another at once, so both sides spin where there are more than two CPUs. "polling": the
+//! same, and both sides spin however many there are. "cold": 2 ms between accesses, so the server sleeps and must be
+//! woken.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use m2m_fabric::local::{LocalListener, connect};
 use m2m_fabric::proto::{Event, Reply, Request};
-use m2m_fabric::{Fabric, FabricError, Handler};
+use m2m_fabric::{Fabric, FabricError, Handler, poll_with_few_cpus};
 use rustix::event::{EventfdFlags, eventfd};
 use std::hint::black_box;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const ROUNDS: usize = 9;
@@ -22,7 +24,11 @@ const COLD: u32 = 40;
 const PAUSE: Duration = Duration::from_millis(2);
 const LONG: Duration = Duration::from_secs(10);
 
-struct Echo;
+/// Answers, and notes the last value that was written.
+#[derive(Default)]
+struct Echo {
+    last: AtomicU32,
+}
 
 impl Handler for Echo {
     fn request(&self, _: Request, _: Vec<OwnedFd>) -> Reply {
@@ -33,6 +39,7 @@ impl Handler for Echo {
         address
     }
     fn register_write(&self, _: u32, _: u8, value: u32) -> u32 {
+        self.last.store(value, Ordering::Release);
         value
     }
     fn down(&self, _: &FabricError) {}
@@ -98,6 +105,13 @@ struct Measured {
 }
 
 impl Measured {
+    fn new(name: &str, mode: &str) -> Self {
+        Self {
+            metric: format!("{name}, {mode}"),
+            samples: Vec::new(),
+        }
+    }
+
     fn median(&self) -> f64 {
         self.samples
             .get(self.samples.len() / 2)
@@ -106,15 +120,33 @@ impl Measured {
     }
 }
 
+/// An OM that answers and an EM that asks.
+struct Pair {
+    handler: Arc<Echo>,
+    om: Arc<dyn Fabric>,
+    em: Arc<dyn Fabric>,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m2m.sock");
+        let listener = LocalListener::bind(&path).unwrap();
+        let handler = Arc::new(Echo::default());
+        let (om, em): (Arc<dyn Fabric>, _) = std::thread::scope(|scope| {
+            let em = scope.spawn(|| connect(&path, Arc::new(Echo::default())).unwrap());
+            let om = listener.accept().unwrap().start(handler.clone()).unwrap();
+            (om, em.join().unwrap())
+        });
+        Self { handler, om, em }
+    }
+}
+
 fn main() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("m2m.sock");
-    let listener = LocalListener::bind(&path).unwrap();
-    let (om, em): (Arc<dyn Fabric>, _) = std::thread::scope(|scope| {
-        let em = scope.spawn(|| connect(&path, Arc::new(Echo)).unwrap());
-        let om = listener.accept().unwrap().start(Arc::new(Echo)).unwrap();
-        (om, em.join().unwrap())
-    });
+    let Pair { om, em, .. } = Pair::new();
+    poll_with_few_cpus(true);
+    let polling = Pair::new();
+    let (polled, number) = (polling.em.registers(), AtomicU32::new(1));
     let registers = em.registers();
     let eventfd = eventfd_ping_pong();
     let socket = socket_ping_pong();
@@ -144,34 +176,58 @@ fn main() {
             }),
         ),
     ];
-    let modes = [("hot", HOT, None), ("cold", COLD, Some(PAUSE))];
-    let mut measured: Vec<Measured> = modes
+    let polling_calls: [Operation<'_>; 3] = [
+        ("eventfd ping-pong", Box::new(&eventfd)),
+        (
+            "posted write until the peer has it",
+            Box::new(|| {
+                let value = number.fetch_add(1, Ordering::Relaxed);
+                polled.post(0, 0xf, value).unwrap();
+                while polling.handler.last.load(Ordering::Acquire) != value {
+                    std::hint::spin_loop();
+                }
+            }),
+        ),
+        (
+            "read",
+            Box::new(|| {
+                black_box(polled.read(0, LONG).unwrap());
+            }),
+        ),
+    ];
+    let modes: [(&str, u32, Option<Duration>, &[Operation<'_>]); 3] = [
+        ("hot", HOT, None, &calls),
+        ("polling", HOT, None, &polling_calls),
+        ("cold", COLD, Some(PAUSE), &calls),
+    ];
+    let mut measured: Vec<Vec<Measured>> = modes
         .iter()
-        .flat_map(|(mode, ..)| calls.iter().map(move |(name, _)| format!("{name}, {mode}")))
-        .map(|metric| Measured {
-            metric,
-            samples: Vec::new(),
+        .map(|(mode, _, _, calls)| {
+            calls
+                .iter()
+                .map(|(name, _)| Measured::new(name, mode))
+                .collect()
         })
         .collect();
     for _ in 0..ROUNDS {
-        let runs = modes
-            .iter()
-            .flat_map(|(_, count, pause)| calls.iter().map(move |(_, call)| (count, pause, call)));
-        for (slot, (count, pause, call)) in measured.iter_mut().zip(runs) {
-            slot.samples.push(time(*count, *pause, call));
-            // What was posted must not be work left for the next.
-            registers.read(0, LONG).unwrap();
+        for (slots, (_, count, pause, calls)) in measured.iter_mut().zip(&modes) {
+            for (slot, (_, call)) in slots.iter_mut().zip(*calls) {
+                slot.samples.push(time(*count, *pause, call));
+                // What was posted must not be work left for the next.
+                registers.read(0, LONG).unwrap();
+            }
         }
     }
-    for slot in &mut measured {
+    for slot in measured.iter_mut().flatten() {
         slot.samples.sort_by(f64::total_cmp);
     }
-    report(&measured, calls.len());
-    em.close();
-    om.close();
+    report(&measured);
+    for fabric in [&em, &om, &polling.em, &polling.om] {
+        fabric.close();
+    }
 }
 
-fn report(measured: &[Measured], per_mode: usize) {
+fn report(measured: &[Vec<Measured>]) {
     let mut json = std::env::var_os("DISTDPU_BENCH_JSON").map(|path| {
         std::fs::OpenOptions::new()
             .create(true)
@@ -183,7 +239,7 @@ fn report(measured: &[Measured], per_mode: usize) {
         "{:<30} {:>12} {:>12} {:>12} {:>12}",
         "ns per operation", "median", "min", "max", "of eventfd"
     );
-    for mode in measured.chunks(per_mode) {
+    for mode in measured {
         let Some(base) = mode.first() else { continue };
         for slot in mode {
             let ratio = slot.median() / base.median();

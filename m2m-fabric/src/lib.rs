@@ -58,3 +58,5 @@ pub mod wire;
 pub use error::FabricError;
 #[cfg(not(loom))]
 pub use fabric::{Arrival, Fabric, Handler, Listener, PeerInfo, RegisterPort};
+#[cfg(not(loom))]
+pub use registers::spin::poll_with_few_cpus;

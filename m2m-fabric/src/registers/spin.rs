@@ -1,5 +1,6 @@
 //! When waiting by spinning pays.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longest spin. A sleep and a wake-up together cost about as much, so a spin at most doubles the
@@ -12,6 +13,14 @@ const FEWEST_CPUS: usize = 3;
 /// While spinning does not pay, one wait in this many tries it again.
 const PROBE_EVERY: u8 = 4;
 
+static WITH_FEW_CPUS: AtomicBool = AtomicBool::new(false);
+
+/// Lets connections that this process makes from now on spin however few CPUs there are: for a host whose CPUs have
+/// nothing else to do, and to measure what an access costs while both sides poll.
+pub fn poll_with_few_cpus(poll: bool) {
+    WITH_FEW_CPUS.store(poll, Ordering::Relaxed);
+}
+
 /// Learns from the last waits whether the next one is likely to be short.
 #[derive(Debug)]
 pub(crate) struct Spin {
@@ -22,7 +31,12 @@ pub(crate) struct Spin {
 
 impl Spin {
     pub(crate) fn new() -> Self {
-        Self::with_cpus(std::thread::available_parallelism().map_or(1, usize::from))
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let least = match WITH_FEW_CPUS.load(Ordering::Relaxed) {
+            true => FEWEST_CPUS,
+            false => 1,
+        };
+        Self::with_cpus(cpus.max(least))
     }
 
     fn with_cpus(cpus: usize) -> Self {
@@ -117,5 +131,12 @@ mod tests {
         for cpus in 1..FEWEST_CPUS {
             assert_eq!(spins(&mut Spin::with_cpus(cpus), 100), 0);
         }
+    }
+
+    #[test]
+    fn a_process_may_insist() {
+        poll_with_few_cpus(true);
+        assert_eq!(spins(&mut Spin::new(), 4), 4);
+        poll_with_few_cpus(false);
     }
 }
