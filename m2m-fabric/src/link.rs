@@ -66,6 +66,17 @@ impl Link {
     }
 }
 
+/// Runs the job of the thread that reports the end, which must do so even if a handler's method panics.
+pub(crate) fn unless_panicked(
+    job: impl FnOnce() -> Result<(), FabricError>,
+) -> Result<(), FabricError> {
+    // What is used after a panic is what the other threads of the connection see, and the handler, told only that it is
+    // down.
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).unwrap_or(Err(
+        FabricError::Protocol("a handler of this side panicked"),
+    ))
+}
+
 /// Takes the link down if a handler's method panics, so that nobody waits for a dead thread.
 pub(crate) struct PanicGuard<'a>(pub(crate) &'a Link);
 

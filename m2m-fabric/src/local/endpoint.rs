@@ -10,7 +10,7 @@ use crate::calls::Calls;
 use crate::error::FabricError;
 use crate::fabric::{Fabric, Handler, PeerInfo, RegisterPort};
 use crate::inbox::{Inbox, Message};
-use crate::link::{Link, PanicGuard};
+use crate::link::{Link, PanicGuard, unless_panicked};
 use crate::proto::{Event, HEARTBEAT_INTERVAL_MS, Image, Reply, Request};
 use crate::registers::port::Port;
 use crate::registers::server::RegisterServer;
@@ -138,7 +138,7 @@ impl Shared {
 
     /// The reader thread.
     fn read(&self, handler: &dyn Handler) {
-        if let Err(error) = self.read_until_down(handler) {
+        if let Err(error) = unless_panicked(|| self.read_until_down(handler)) {
             self.link.fail(error);
         }
         let reason = match self.link.reason() {

@@ -13,10 +13,10 @@ use crate::calls::Calls;
 use crate::error::FabricError;
 use crate::fabric::{Fabric, Handler, PeerInfo, RegisterPort};
 use crate::inbox::{Inbox, Message};
-use crate::link::{Link, PanicGuard};
+use crate::link::{Link, PanicGuard, unless_panicked};
 use crate::poll;
 use crate::proto::{Event, HEARTBEAT_INTERVAL_MS, Image, MAX_IMAGE_BYTES, Reply, Request};
-use crate::wire::Frame;
+use crate::wire::{Frame, WireError};
 use rustix::event::{PollFd, PollFlags};
 use rustls::pki_types::CertificateDer;
 use std::os::fd::BorrowedFd;
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 /// How long the peer may take to make room for a reply or a completion before it counts as dead.
 const REPLY_PATIENCE: Duration = Duration::from_secs(5);
-/// Reads in a row before the stream thread looks after what is to be sent.
+/// Reads in a row before the stream thread looks after what is to be sent, and frames sent before it reads.
 const BURST: usize = 16;
 
 /// What the threads and the handle share.
@@ -151,7 +151,7 @@ impl Shared {
 
     /// The stream thread.
     fn carry(&self, mut stream: Stream, handler: &dyn Handler) {
-        if let Err(error) = self.carry_until_down(&mut stream, handler) {
+        if let Err(error) = unless_panicked(|| self.carry_until_down(&mut stream, handler)) {
             self.link.fail(error);
         }
         let reason = match self.link.reason() {
@@ -187,15 +187,13 @@ impl Shared {
                 sequence += 1;
                 next_heartbeat = now + interval;
             }
-            // Only when all before is sent: what waits here is bounded, there it is not.
-            while !stream.wants_write() {
-                let Some(frame) = self.outbox.pop() else {
-                    break;
-                };
-                stream.write(&frame)?;
-                stream.flush()?;
+            if let Err(error) = self.send_what_waits(stream) {
+                // The peer may have said its last before it hung up.
+                while stream.fill()? {
+                    self.take_frames(stream, handler)?;
+                }
+                return Err(error);
             }
-            stream.flush()?;
             let wait = match stream.wants_write() || self.outbox.is_empty() {
                 true => next_heartbeat.saturating_duration_since(now),
                 false => Duration::ZERO,
@@ -212,7 +210,6 @@ impl Shared {
                 if !stream.fill()? {
                     break;
                 }
-                self.hear();
                 self.take_frames(stream, handler)?;
             }
             // After what came was taken: this process may have been held up itself.
@@ -222,8 +219,26 @@ impl Shared {
         }
     }
 
+    /// Sends some of what waits in the outbox.
+    fn send_what_waits(&self, stream: &mut Stream) -> Result<(), FabricError> {
+        for _ in 0..BURST {
+            stream.flush()?;
+            // Only when all before is sent: what waits here is bounded, there it is not.
+            if stream.wants_write() {
+                break;
+            }
+            let Some(frame) = self.outbox.pop() else {
+                break;
+            };
+            stream.write(&frame)?;
+        }
+        stream.flush()
+    }
+
     fn take_frames(&self, stream: &mut Stream, handler: &dyn Handler) -> Result<(), FabricError> {
         while let Some(frame) = stream.next_frame()? {
+            // Parts of a frame are no sign of life.
+            self.hear();
             match frame {
                 Frame::Reply(id, reply) => self.calls.finish(id, reply),
                 Frame::Request(id, request) => {
@@ -233,7 +248,10 @@ impl Shared {
                 Frame::Register(id, access) => self.accesses.push(id, access)?,
                 Frame::Completion(id, value) => self.port.complete(id, value)?,
                 // Here, so that whoever then sees a completion sees what it did to the registers.
-                Frame::Image(image) => handler.image(image),
+                Frame::Image(image) => {
+                    check_image(&image)?;
+                    handler.image(image);
+                }
                 Frame::Greeting(_) => return Err(FabricError::Protocol("a second greeting")),
             }
         }
@@ -325,9 +343,7 @@ impl Fabric for Endpoint {
     }
 
     fn show(&self, image: Image) -> Result<(), FabricError> {
-        if image.bytes.len() > MAX_IMAGE_BYTES {
-            return Err(crate::wire::WireError::TooLong(image.bytes.len()).into());
-        }
+        check_image(&image)?;
         self.shared.offer(&Frame::Image(image))
     }
 
@@ -360,6 +376,13 @@ impl Fabric for Endpoint {
                 log::error!("a thread of the connection panicked");
             }
         }
+    }
+}
+
+fn check_image(image: &Image) -> Result<(), FabricError> {
+    match image.bytes.len() {
+        0..=MAX_IMAGE_BYTES => Ok(()),
+        more => Err(WireError::TooLong(more).into()),
     }
 }
 

@@ -7,14 +7,15 @@ use crate::poll;
 use rustix::event::PollFlags;
 use rustix::net::Shutdown;
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Peers that may be in their handshake at a time; the next are turned away. Whoever reaches the port can have them
-/// last 5 s each.
+/// Peers that may be in their handshake at a time, of all hosts and of one; the next are turned away. Whoever reaches the
+/// port can have them last 6 s each.
 const MAX_ARRIVALS: usize = 64;
+const MAX_OF_ONE_HOST: usize = 8;
 
 /// An address that EMs of other hosts connect to.
 #[derive(Debug)]
@@ -22,7 +23,7 @@ pub struct RemoteListener {
     socket: TcpListener,
     files: Files,
     silence: Duration,
-    arrivals: Arc<AtomicUsize>,
+    arrivals: Arc<Arrivals>,
     closed: AtomicBool,
 }
 
@@ -78,11 +79,10 @@ impl RemoteListener {
             }
             match self.socket.accept() {
                 Ok((socket, address)) => {
-                    let place = Place::new(&self.arrivals);
-                    if self.arrivals.load(Ordering::Relaxed) > MAX_ARRIVALS {
+                    let Some(place) = Place::take(&self.arrivals, address.ip()) else {
                         log::warn!("turned {address} away: too many peers are in their handshake");
                         continue;
-                    }
+                    };
                     return Ok(RemotePending {
                         socket,
                         address,
@@ -110,20 +110,42 @@ impl RemoteListener {
     }
 }
 
+/// Hosts of the peers that are in their handshake.
+#[derive(Debug, Default)]
+struct Arrivals(Mutex<Vec<IpAddr>>);
+
+impl Arrivals {
+    fn hosts(&self) -> MutexGuard<'_, Vec<IpAddr>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// One of the places for arrivals.
 #[derive(Debug)]
-struct Place(Arc<AtomicUsize>);
+struct Place {
+    all: Arc<Arrivals>,
+    host: IpAddr,
+}
 
 impl Place {
-    fn new(all: &Arc<AtomicUsize>) -> Self {
-        all.fetch_add(1, Ordering::Relaxed);
-        Self(all.clone())
+    fn take(all: &Arc<Arrivals>, host: IpAddr) -> Option<Self> {
+        let mut hosts = all.hosts();
+        let of_this = hosts.iter().filter(|other| **other == host).count();
+        if hosts.len() >= MAX_ARRIVALS || of_this >= MAX_OF_ONE_HOST {
+            return None;
+        }
+        hosts.push(host);
+        let all = all.clone();
+        Some(Self { all, host })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        let mut hosts = self.all.hosts();
+        if let Some(at) = hosts.iter().position(|host| *host == self.host) {
+            hosts.swap_remove(at);
+        }
     }
 }
 
@@ -182,5 +204,24 @@ impl Arrival for RemotePending {
 
     fn start(self: Box<Self>, handler: Arc<dyn Handler>) -> Result<Arc<dyn Fabric>, FabricError> {
         (*self).start(handler)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_host_leaves_places_to_the_others() {
+        let all = Arc::default();
+        let host = |n| IpAddr::from([127, 0, 0, n]);
+        let first: Vec<_> = (0..MAX_OF_ONE_HOST)
+            .map(|_| Place::take(&all, host(1)).unwrap())
+            .collect();
+        assert!(Place::take(&all, host(1)).is_none());
+        let others: Vec<_> = (2..100).map_while(|n| Place::take(&all, host(n))).collect();
+        assert_eq!(first.len() + others.len(), MAX_ARRIVALS);
+        drop(first);
+        assert!(Place::take(&all, host(1)).is_some());
     }
 }

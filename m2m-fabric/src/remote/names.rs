@@ -15,6 +15,12 @@ pub(super) fn check(
         why,
     };
     let certificate = certificate.ok_or_else(|| not("it showed none".to_owned()))?;
+    // To a certificate these are the same name, to an OM they are not.
+    if name.ends_with('.') || name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        return Err(not(
+            "a name in a certificate has lower case, and no dot at its end".to_owned(),
+        ));
+    }
     let wanted = match ServerName::try_from(name) {
         Ok(wanted @ ServerName::DnsName(_)) => wanted,
         _ => return Err(not("no certificate can have it".to_owned())),

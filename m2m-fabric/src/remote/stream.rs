@@ -143,7 +143,7 @@ impl Stream {
             Ok(0) => return Err(FabricError::PeerClosed),
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(true),
+            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(false),
             Err(error) => return Err(ended("receive from the peer", error)),
         }
         let state = match self.tls.process_new_packets() {

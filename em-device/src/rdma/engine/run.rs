@@ -222,7 +222,11 @@ impl<F: Front> Engine<F> {
             if !revoked || !qp.receives() {
                 continue;
             }
-            if qp.service == Service::Rc && qp.requester.waits() {
+            // What is posted and not begun yet finds nobody either.
+            if qp.service == Service::Rc
+                && qp.state == QpState::Rts
+                && (!qp.requester.flight.is_empty() || qp.take(&mut self.shared, cx))
+            {
                 qp.fail_front(Status::RetryExceeded, &mut self.shared, cx);
             }
             if qp.state != QpState::Error {

@@ -15,7 +15,7 @@ const SHORT: Duration = Duration::from_millis(1500);
 
 /// An OM, and a peer that can send it anything.
 struct Lab {
-    listener: RemoteListener,
+    _listener: RemoteListener,
     stream: Stream,
     _authority: Authority,
 }
@@ -50,7 +50,7 @@ impl Lab {
             (om, stream.join().unwrap())
         });
         let lab = Self {
-            listener,
+            _listener: listener,
             stream,
             _authority: authority,
         };
@@ -181,7 +181,9 @@ fn more_accesses_than_allowed_take_the_connection_down() {
     let (mut lab, _om, module) = Lab::greeted();
     for id in 0..=WINDOW as u32 + 1 {
         let access = Access::Read { address: SLOW };
-        lab.send(&Frame::Register(id, access).emit().unwrap());
+        let frame = Frame::Register(id, access).emit().unwrap();
+        // The last one may be sent to who has hung up.
+        let _ = lab.stream.send(&frame, deadline());
     }
     let said = module.down();
     assert_eq!(
@@ -207,12 +209,54 @@ fn an_access_or_a_completion_that_cannot_be_takes_the_connection_down() {
 }
 
 #[test]
-fn a_peer_that_stops_in_its_handshake_keeps_out_nobody() {
-    let (lab, om, _) = Lab::greeted();
-    let address = lab.listener.address().unwrap();
-    // It says nothing at all.
-    let _mute = TcpStream::connect(address).unwrap();
-    let pending = lab.listener.accept().unwrap();
-    assert_eq!(pending.peer().address.map(|a| a.ip()), Some(address.ip()));
+fn an_image_that_is_too_long_takes_the_connection_down() {
+    let (mut lab, _om, module) = Lab::greeted();
+    let image = |len| Image {
+        function: 1,
+        bytes: vec![0; len],
+    };
+    let longest = crate::proto::MAX_IMAGE_BYTES;
+    lab.send(&Frame::Image(image(longest)).emit().unwrap());
+    lab.send(&Frame::Image(image(longest + 1)).emit().unwrap());
+    assert!(module.down().contains(&(longest + 1).to_string()));
+    assert_eq!(module.seen.lock().unwrap().images.len(), 1);
+}
+
+#[test]
+fn a_handler_that_panics_on_the_stream_thread_ends_the_connection_and_nothing_more() {
+    let (mut lab, om, module) = Lab::greeted();
+    let image = Image {
+        function: PANICS,
+        bytes: vec![0; 4],
+    };
+    lab.send(&Frame::Image(image).emit().unwrap());
+    assert!(module.down().contains("a handler of this side panicked"));
     om.close();
+    assert!(!om.is_up());
+}
+
+#[test]
+fn a_peer_that_stops_in_its_handshake_keeps_out_nobody() {
+    let authority = Authority::new();
+    let (listener, address) = listen(authority.files("om"), SILENCE);
+    // It says nothing at all.
+    let _mute = TcpStream::connect(&address).unwrap();
+    let mute = listener.accept().unwrap();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| mute.start(Arc::new(Module::default())));
+        let em = scope.spawn(|| {
+            let files = authority.files("em1");
+            connect(&address, &files, Arc::new(Module::default()))
+        });
+        let om = listener
+            .accept()
+            .unwrap()
+            .start(Arc::new(Module::default()));
+        assert!(om.unwrap().is_up());
+        assert!(em.join().unwrap().is_ok());
+        assert!(matches!(
+            waits.join().unwrap(),
+            Err(FabricError::Timeout(_))
+        ));
+    });
 }

@@ -17,6 +17,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 
 const LONG: Duration = Duration::from_secs(20);
+/// The function for whose image the module has a fault.
+const PANICS: u32 = 0xdead;
 /// The register whose handler waits until the module is released.
 const SLOW: u32 = 0x1000;
 
@@ -104,6 +106,7 @@ impl Handler for Module {
     }
 
     fn image(&self, image: Image) {
+        assert_ne!(image.function, PANICS, "as it should be in one test");
         self.change(|seen| seen.images.push(image));
     }
 

@@ -115,6 +115,23 @@ fn a_revoked_path_is_an_error_of_its_queue_pairs_only() {
 }
 
 #[test]
+fn with_its_path_the_first_request_that_is_only_posted_fails_and_the_others_are_flushed() {
+    let (mut lab, a, b) = pair();
+    for n in 1..=3 {
+        lab.nodes[0].post(QP, request(n, write(BASE, b), &[sge(a, BASE, 8)]));
+    }
+    let now = lab.now;
+    lab.nodes[0].with(now, |engine, cx| engine.revoke(Peer(1), 5, cx));
+    lab.settle();
+    let expected = [Status::RetryExceeded, Status::Flushed, Status::Flushed];
+    assert_eq!(
+        lab.nodes[0].completed(),
+        [1, 2, 3].map(|n| (n, expected[n as usize - 1]))
+    );
+    assert_eq!(lab.nodes[0].state(QP), QpState::Error);
+}
+
+#[test]
 fn packets_of_strangers_are_ignored() {
     let (mut lab, a, b) = pair();
     lab.nodes[0].post(QP, request(1, write(BASE, b), &[sge(a, BASE, 8)]));
