@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use m2m_fabric::Fabric;
 use m2m_fabric::proto::ControlAddress;
@@ -16,6 +16,11 @@ use crate::net::config::ConfigOverride;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// An OM that was silent for this long is not waited for.
 const SILENT: Duration = Duration::from_millis(1500);
+/// How long the first write that finds no OM, and those behind it, wait for another together. A driver that probes a
+/// device reads what it wrote, and turns DMA on by a write that comes to the data path with the OM's answer only.
+const RETURN: Duration = Duration::from_secs(2);
+/// Between two looks for one.
+const LOOK: Duration = Duration::from_millis(5);
 /// Writes that wait for an OM at the most.
 const QUEUED: usize = 1024;
 
@@ -167,6 +172,10 @@ pub struct RemoteControl {
     om: Arc<OmLink>,
     overlay: Option<ConfigOverlay>,
     queued: VecDeque<RegisterWrite>,
+    /// Since when there are writes for which there was no OM.
+    since: Option<Instant>,
+    /// See [`RETURN`].
+    patience: Duration,
 }
 
 impl RemoteControl {
@@ -183,6 +192,8 @@ impl RemoteControl {
             om,
             overlay,
             queued: VecDeque::new(),
+            since: None,
+            patience: RETURN,
         }
     }
 
@@ -197,6 +208,20 @@ impl RemoteControl {
             }
             self.queued.push_back(write);
         }
+        loop {
+            if let Some(state) = self.write_queued() {
+                self.since = None;
+                return Some(state);
+            }
+            let since = *self.since.get_or_insert_with(Instant::now);
+            if since.elapsed() >= self.patience {
+                return None;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    fn write_queued(&mut self) -> Option<ConfigState> {
         let mut state = ConfigState::default();
         let mut flr = false;
         while let Some(write) = self.queued.front() {
@@ -236,7 +261,9 @@ impl ControlSide for RemoteControl {
         let Some(write) = RegisterWrite::reset(self.function) else {
             return self.state();
         };
-        self.write_all(vec![write]).unwrap_or_else(|| self.state())
+        // Nobody reads what a reset wrote, and an EM that ends is not to be held up.
+        self.queued.push_back(write);
+        self.write_queued().unwrap_or_else(|| self.state())
     }
 
     fn state(&self) -> ConfigState {
@@ -311,8 +338,11 @@ mod tests {
         writer.publish(&[0x5a; 4096], &[], state).unwrap();
         let shadow = Arc::new(ShadowReader::new(&fd).unwrap());
         let mut control = RemoteControl::new(0, shadow, Arc::default(), None);
+        control.patience = Duration::from_millis(20);
+        let begin = Instant::now();
         assert_eq!(control.write(7, 4, &[6, 0]), state);
         assert_eq!(control.queued.len(), 1);
+        assert!(begin.elapsed() >= control.patience, "it looked for an OM");
         let mut data = [0; 4];
         control.read(7, 4094, &mut data);
         assert_eq!(data, [0x5a, 0x5a, 0xff, 0xff]);

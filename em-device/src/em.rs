@@ -1,5 +1,7 @@
 //! The Execution Module as a whole: what the OM asks of it.
 
+mod rdma;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -7,19 +9,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dot_iommu::{DotError, HostMapping};
 use m2m_fabric::proto::{
-    EmStats, Event, Formats, FunctionSpec, Hello, LinkKind, LinkSpec, RdmaRequest, Reply, Request,
+    EmStats, Event, Formats, FunctionSpec, Hello, LinkKind, LinkSpec, Reply, Request,
 };
 use m2m_fabric::{Fabric, FabricError, Handler, local};
 use thiserror::Error;
 
 use crate::control::OmLink;
-use crate::endpoint::{Endpoint, EndpointWindows};
+use crate::endpoint::{Endpoint, Patient};
 use crate::net::links::Link;
 use crate::port::open::open;
 use crate::port::shm::ShmPort;
-use crate::rdma::function::RdmaFunction;
 use crate::rdma::verbs::Peer;
 use crate::worker::Handle;
 
@@ -195,8 +195,7 @@ impl Shared {
         let spawned = std::thread::Builder::new()
             .name("return".into())
             .spawn(move || {
-                while *lock(&shared.phase) == Phase::Orphan {
-                    std::thread::sleep(RETURN);
+                while shared.is_orphan_for(RETURN) {
                     let waits = lock(&shared.returning).is_some();
                     if let Some(Err(why)) = (!waits).then(|| shared.return_to_om()) {
                         lock(&shared.returning).take();
@@ -204,6 +203,12 @@ impl Shared {
                     }
                 }
                 shared.looking.store(false, Ordering::Release);
+                // The data path does not wait for this, and the OM answers others meanwhile.
+                let functions: Vec<_> = lock(&shared.functions)
+                    .values()
+                    .map(Endpoint::patient)
+                    .collect();
+                functions.iter().for_each(Patient::tell_all);
             });
         if let Err(error) = spawned {
             log::error!("no thread to look for an OM: {error}");
@@ -235,9 +240,10 @@ impl Shared {
         });
         for (&function, endpoint) in &*lock(&self.functions) {
             let state = endpoint.state();
-            let [listener, shadow] = endpoint.belongings();
             let request = Request::ReturnFunction { function, state };
-            call(request, &[listener.as_fd(), shadow.as_fd()])?;
+            endpoint.with_belongings(|listener, shadow| {
+                call(request, &[listener.as_fd(), shadow.as_fd()])
+            })?;
         }
         for (link, fds) in lock(&self.links).values() {
             let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
@@ -275,6 +281,15 @@ impl Shared {
             *now = phase;
         }
         self.changed.notify_all();
+    }
+
+    /// Waits, and answers whether there was no OM all the time.
+    fn is_orphan_for(&self, time: Duration) -> bool {
+        let phase = lock(&self.phase);
+        let waited = self
+            .changed
+            .wait_timeout_while(phase, time, |phase| *phase == Phase::Orphan);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 == Phase::Orphan
     }
 
     fn has_guests(&self) -> bool {
@@ -386,73 +401,6 @@ impl Shared {
         }
     }
 
-    /// The windows of an RDMA function.
-    fn windows(&self, id: u32) -> Result<EndpointWindows, String> {
-        let functions = lock(&self.functions);
-        let endpoint = functions.get(&id).map(Endpoint::windows);
-        endpoint.ok_or_else(|| format!("there is no function {id}"))
-    }
-
-    fn rdma(&self, request: RdmaRequest, fds: Vec<OwnedFd>) -> Result<(), String> {
-        let done = match request {
-            RdmaRequest::Window { function, window } => {
-                let [fd] = <[OwnedFd; 1]>::try_from(fds)
-                    .map_err(|fds| format!("a window is 1 descriptor, not {}", fds.len()))?;
-                return self.windows(function)?.add(window, fd);
-            }
-            RdmaRequest::WindowGone {
-                function,
-                device,
-                generation,
-            } => return self.windows(function)?.remove(device, generation),
-            RdmaRequest::PeerMemory { function, file } => {
-                let [fd] = <[OwnedFd; 1]>::try_from(fds)
-                    .map_err(|fds| format!("memory is 1 descriptor, not {}", fds.len()))?;
-                let mapping = map_whole(&fd).map_err(|e| e.to_string())?;
-                self.worker.run(move |state| {
-                    let mut all = state.rdma.values_mut();
-                    all.all(|f| f.wires.add_file(Peer(function), file, mapping.clone()))
-                })
-            }
-            RdmaRequest::PeerMemoryGone { function, file } => self.worker.run(move |state| {
-                let all = state.rdma.values_mut();
-                all.for_each(|f| f.wires.remove_file(Peer(function), file));
-                true
-            }),
-            RdmaRequest::Revoke {
-                function,
-                peer,
-                generation,
-            } => self.worker.run(move |state| {
-                let function = state.rdma.get_mut(&function);
-                function.is_some_and(|f| {
-                    f.revoke(Peer(peer), generation);
-                    true
-                })
-            }),
-            RdmaRequest::WindowsGiven { function } => self.worker.run(move |state| {
-                let function = state.rdma.get_mut(&function);
-                function.map(RdmaFunction::windowed).is_some()
-            }),
-            RdmaRequest::SetLink { function, up } => self.worker.run(move |state| {
-                let function = state.rdma.get_mut(&function);
-                function.is_some_and(|f| {
-                    f.with(|device, _| device.set_link(up));
-                    true
-                })
-            }),
-            RdmaRequest::Resolve { .. }
-            | RdmaRequest::SetGid { .. }
-            | RdmaRequest::ShareMemory { .. }
-            | RdmaRequest::UnshareMemory { .. } => return Err("an EM answers no such thing".into()),
-        };
-        match done {
-            Some(true) => Ok(()),
-            Some(false) => Err("there is no such function, or no room".into()),
-            None => Err("the data path has ended".into()),
-        }
-    }
-
     fn stats(&self) -> Option<EmStats> {
         let mut stats = self.worker.run(|state| state.stats())?;
         let functions = lock(&self.functions);
@@ -539,16 +487,6 @@ fn accepted(reply: Reply) -> Result<(), EmError> {
             Err(EmError::Refused("it answers something else".into()))
         }
     }
-}
-
-/// All of a file of guest memory.
-fn map_whole(fd: &OwnedFd) -> Result<Arc<HostMapping>, DotError> {
-    let stat = rustix::fs::fstat(fd).map_err(|errno| DotError::Sys {
-        call: "fstat",
-        errno,
-    })?;
-    let size = u64::try_from(stat.st_size).unwrap_or(0);
-    HostMapping::of_file(fd.as_fd(), size)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

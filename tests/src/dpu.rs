@@ -55,11 +55,13 @@ impl Default for Net {
     }
 }
 
-/// RDMA functions of an InfiniBand network, `rdma0` and so on, for the OM's file.
+/// RDMA functions of a network, by default InfiniBand, `rdma0` and so on, for the OM's file.
 #[derive(Debug, Clone, Copy)]
 pub struct Rdma {
     /// How many.
     pub functions: usize,
+    /// Whether the network is an Ethernet (RoCE v2).
+    pub ethernet: bool,
     /// Whether one EM has all of them, instead of one each.
     pub together: bool,
     /// Whether the VMM may map the doorbell pages.
@@ -77,6 +79,7 @@ impl Rdma {
     pub fn new(functions: usize) -> Self {
         Self {
             functions,
+            ethernet: false,
             together: false,
             mapped_doorbells: false,
             memory: 0,
@@ -465,8 +468,13 @@ fn rdma_config(directory: &Path, plan: Rdma, em: &Path) -> String {
         let _ = write!(
             text,
             "\n  [[em.function]]\n  name = \"rdma{index}\"\n  kind = \"rdma\"\n  \
-             link_type = \"infiniband\"\n  mac = \"02:00:00:00:01:{:02x}\"\n  network = \"lab\"\n  \
+             link_type = \"{}\"\n  mac = \"02:00:00:00:01:{:02x}\"\n  network = \"lab\"\n  \
              mapped_doorbells = {}\n  vm = \"vm{index}\"\n",
+            if plan.ethernet {
+                "ethernet"
+            } else {
+                "infiniband"
+            },
             index + 1,
             plan.mapped_doorbells,
         );
@@ -483,6 +491,11 @@ fn rdma_config(directory: &Path, plan: Rdma, em: &Path) -> String {
         }
     }
     text
+}
+
+/// MAC address of `rdmaN`.
+pub fn rdma_mac(index: usize) -> [u8; 6] {
+    [2, 0, 0, 0, 1, index as u8 + 1]
 }
 
 /// MAC address of `netN`.

@@ -112,6 +112,8 @@ trait FunctionData: Send + Sync {
     }
     /// Another OM decides from now on.
     fn new_om(&self) {}
+    /// Tells the OM, which does not know, what goes on from before it.
+    fn tell_all(&self) {}
     /// Windows are gone, see [`m2m_fabric::proto::RdmaRequest::WindowGone`].
     fn remove_window(&self, device: Option<u32>, generation: u64) -> Result<(), String> {
         let _ = (device, generation);
@@ -129,8 +131,10 @@ pub struct Endpoint {
     keeper: Arc<FunctionKeeper>,
     state: Arc<State>,
     reader: Arc<ShadowReader>,
-    /// The listening socket and the shadow, for another OM.
-    belongings: [OwnedFd; 2],
+    /// The listening socket, for another OM.
+    listener: OwnedFd,
+    /// The shadow of the OM that presents the function now, for another OM.
+    shadow: Mutex<OwnedFd>,
     stop: StopFd,
     thread: Option<JoinHandle<()>>,
 }
@@ -154,7 +158,7 @@ impl Endpoint {
     ) -> Result<Self, EndpointError> {
         let id = spec.id;
         let mut kept = kept::open(id, keeper)?;
-        let belongings = [listener.try_clone()?, shadow.try_clone()?];
+        let belongings = (listener.try_clone()?, Mutex::new(shadow.try_clone()?));
         if let FunctionKind::VirtioNet(net) = &spec.kind {
             if net.face != Face::VfioUser {
                 let (seat, net) = (Seat { id, worker, om }, net.clone());
@@ -263,7 +267,8 @@ impl Endpoint {
             keeper,
             state,
             reader,
-            belongings,
+            listener: belongings.0,
+            shadow: belongings.1,
             stop,
             thread: Some(thread),
         })
@@ -275,7 +280,7 @@ impl Endpoint {
         name: &str,
         spec: VirtioNetSpec,
         kept: Opened,
-        belongings: [OwnedFd; 2],
+        belongings: (OwnedFd, Mutex<OwnedFd>),
         listener: OwnedFd,
     ) -> Result<Self, EndpointError> {
         // A client of another face, from before the configuration changed.
@@ -283,8 +288,7 @@ impl Endpoint {
             kept.state.set_broken();
         }
         let table = Arc::new(DotTable::new());
-        let [_, shadow] = &belongings;
-        let reader = Arc::new(ShadowReader::new(shadow)?);
+        let reader = Arc::new(ShadowReader::new(&*lock(&belongings.1))?);
         let data = VhostUser::new(seat.clone(), spec, table.clone(), reader.clone())?;
         let stop = StopFd::new()?;
         let thread = data.serve(name, listener, stop.clone())?;
@@ -295,7 +299,8 @@ impl Endpoint {
             keeper: kept.keeper,
             state: kept.state,
             reader,
-            belongings,
+            listener: belongings.0,
+            shadow: belongings.1,
             stop,
             thread: Some(thread),
         })
@@ -316,9 +321,9 @@ impl Endpoint {
         self.data.state()
     }
 
-    /// The listening socket and the shadow.
-    pub fn belongings(&self) -> &[OwnedFd; 2] {
-        &self.belongings
+    /// Calls `give` with the listening socket and the shadow.
+    pub fn with_belongings<R>(&self, give: impl FnOnce(&OwnedFd, &OwnedFd) -> R) -> R {
+        give(&self.listener, &lock(&self.shadow))
     }
 
     /// Another OM presents and keeps the function from now on.
@@ -327,15 +332,17 @@ impl Endpoint {
     /// Why not, in a sentence.
     pub fn adopted(&self, shadow: OwnedFd, keeper: OwnedFd) -> Result<(), String> {
         self.reader.replace(&shadow).map_err(|e| e.to_string())?;
+        // What the guest writes from here on is in this one only.
+        *lock(&self.shadow) = shadow;
         self.keeper.move_to(keeper).map_err(|e| e.to_string())?;
         self.state.set_whole();
         self.data.new_om();
         Ok(())
     }
 
-    /// What the OM says of memory of other devices goes here; may take as long as a peer does.
-    pub fn windows(&self) -> EndpointWindows {
-        EndpointWindows(self.data.clone())
+    /// What the OM says of memory of other devices goes here, and what takes as long as a peer or the OM does.
+    pub fn patient(&self) -> Patient {
+        Patient(self.data.clone())
     }
 
     /// Ranges and bytes of guest memory that are mapped.
@@ -357,16 +364,21 @@ impl Endpoint {
     }
 }
 
-/// The windows of an endpoint, for a thread that must not hold up others of its EM.
-pub struct EndpointWindows(Arc<dyn FunctionData>);
+/// An endpoint for a thread that waits for others and must not hold up its EM meanwhile.
+pub struct Patient(Arc<dyn FunctionData>);
 
-impl EndpointWindows {
+impl Patient {
     /// Memory of another device is there from now on.
     ///
     /// # Errors
     /// Why it is refused, in a sentence.
     pub fn add(&self, window: WindowSpec, fd: OwnedFd) -> Result<(), String> {
         self.0.add_window(window, fd)
+    }
+
+    /// Tells another OM what it has to know beside what it was given back. It answers or is gone.
+    pub fn tell_all(&self) {
+        self.0.tell_all();
     }
 
     /// Windows are gone, see [`m2m_fabric::proto::RdmaRequest::WindowGone`].

@@ -1,12 +1,14 @@
 //! The data side of an RDMA function: registers and commands, and the way to the data path.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use dot_iommu::{DotReader, DotTable, HostMapping};
 use m2m_fabric::proto::{
-    FunctionState, RdmaDestination, RdmaRequest, RdmaSpec, Reply, Request, WindowSpec,
+    FunctionState, RdmaDestination, RdmaLinkLayer, RdmaPath, RdmaRequest, RdmaSpec, Reply, Request,
+    WindowSpec,
 };
 use smartep::DataSide;
 use smartep::config::ConfigState;
@@ -65,6 +67,9 @@ pub(super) struct RdmaData {
     /// What the driver was last known to be.
     running: Mutex<bool>,
     kept: Memory,
+    /// Files that the peers have, by number. Whoever tells the OM of addresses and files has it locked, so that it
+    /// hears of changes in order; what it is told of is true before.
+    shared: Mutex<BTreeMap<u64, OwnedFd>>,
 }
 
 impl RdmaData {
@@ -110,6 +115,7 @@ impl RdmaData {
             connected: Mutex::new(false),
             running: Mutex::new(false),
             kept,
+            shared: Mutex::default(),
         })
     }
 
@@ -171,6 +177,7 @@ impl RdmaData {
 
     fn tell_gids(&self, gids: Vec<(u16, [u8; 16])>) {
         let function = self.seat.id;
+        let _order = lock(&self.shared);
         for (index, gid) in gids {
             let request = RdmaRequest::SetGid {
                 function,
@@ -298,11 +305,35 @@ impl RdmaData {
     fn unshare(&self, file: u64) {
         let (function, own) = (self.seat.id, Peer(self.seat.id));
         self.on_function(move |f| f.wires.remove_file(own, Some(file)));
+        let mut shared = lock(&self.shared);
+        shared.remove(&file);
         let file = Some(file);
         self.tell(RdmaRequest::UnshareMemory { function, file }, &[]);
     }
 
-    /// Tells the OM something. That it is away is no error: it will ask when it is back.
+    /// Tells the OM what there is now, files aside that it was not told of before.
+    fn hold(&self, shared: &BTreeMap<u64, OwnedFd>) {
+        let Some((gids, paths)) = self.on_function(|f| (f.gids(), f.paths())) else {
+            return;
+        };
+        let path = |path: Path| RdmaPath {
+            peer: path.peer.0,
+            generation: path.generation,
+        };
+        let request = RdmaRequest::Holds {
+            function: self.seat.id,
+            // Those of an InfiniBand port are the OM's.
+            gids: match self.spec.link {
+                RdmaLinkLayer::Ethernet => gids,
+                RdmaLinkLayer::Infiniband => Vec::new(),
+            },
+            paths: paths.into_iter().map(path).collect(),
+            files: shared.keys().copied().collect(),
+        };
+        self.tell(request, &[]);
+    }
+
+    /// Tells the OM something. That it is away is no error: the next one is told everything.
     fn tell(&self, request: RdmaRequest, fds: &[BorrowedFd<'_>]) {
         let Some(om) = self.seat.om.get() else {
             return;
@@ -426,6 +457,7 @@ impl DataSide for RdmaData {
                 true => FunctionState::Running,
                 false => FunctionState::Connected,
             };
+            self.hold(&lock(&self.shared));
             report(&self.seat.om, self.seat.id, now);
             return;
         }
@@ -449,13 +481,17 @@ impl DataSide for RdmaData {
         lock(&self.windows).forget_shared();
         let (function, own) = (self.seat.id, Peer(self.seat.id));
         self.on_function(move |f| f.wires.remove_file(own, None));
-        self.tell(
-            RdmaRequest::UnshareMemory {
-                function,
-                file: None,
-            },
-            &[],
-        );
+        {
+            let mut shared = lock(&self.shared);
+            shared.clear();
+            self.tell(
+                RdmaRequest::UnshareMemory {
+                    function,
+                    file: None,
+                },
+                &[],
+            );
+        }
         self.seat.om.reset_function(function);
         report(&self.seat.om, function, FunctionState::Waiting);
     }
@@ -470,6 +506,11 @@ impl DataSide for RdmaData {
             return;
         }
         let function = self.seat.id;
+        let mut shared = lock(&self.shared);
+        match fd.try_clone_to_owned() {
+            Ok(copy) => drop(shared.insert(number, copy)),
+            Err(e) => log::error!("function {function}: another OM will not know its memory: {e}"),
+        }
         self.tell(
             RdmaRequest::ShareMemory {
                 function,
@@ -521,6 +562,16 @@ impl FunctionData for RdmaData {
 
     fn new_om(&self) {
         lock(&self.windows).new_om();
+    }
+
+    fn tell_all(&self) {
+        let shared = lock(&self.shared);
+        let function = self.seat.id;
+        for (file, fd) in &*shared {
+            let file = *file;
+            self.tell(RdmaRequest::ShareMemory { function, file }, &[fd.as_fd()]);
+        }
+        self.hold(&shared);
     }
 
     fn leave(&self) {

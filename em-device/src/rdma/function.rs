@@ -4,10 +4,11 @@ use super::engine::Context;
 use super::fabric::Wires;
 use super::front::mlx5::Device;
 use super::kept::{Kept, KeptError};
-use super::verbs::Peer;
+use super::verbs::{Path, Peer};
 use crate::net::links::Links;
 use dot_iommu::DotReader;
 use m2m_fabric::proto::FunctionStats;
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -209,6 +210,23 @@ impl RdmaFunction {
     /// Takes over LID and GIDs from the device.
     pub fn addresses_changed(&mut self) {
         self.wires.set_addresses(self.device.addresses().clone());
+    }
+
+    /// The last answer of the OM about each peer that something relies on.
+    pub fn paths(&mut self) -> Vec<Path> {
+        let mut paths: BTreeMap<u32, Path> = BTreeMap::new();
+        let all = self.device.engine().paths().chain(self.wires.paths());
+        for path in all {
+            let last = paths.entry(path.peer.0).or_insert(path);
+            last.generation = last.generation.max(path.generation);
+        }
+        paths.into_values().collect()
+    }
+
+    /// The GIDs that the driver set, by index.
+    pub fn gids(&self) -> Vec<(u16, [u8; 16])> {
+        let all = (0..).zip(self.device.addresses().gids.iter().copied());
+        all.filter(|(_, gid)| *gid != [0; 16]).collect()
     }
 
     /// Answers of the OM about a peer, up to a generation, are not valid any more.

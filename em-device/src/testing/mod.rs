@@ -1,5 +1,6 @@
 //! Helpers of this crate's tests: guest memory, and a driver's side of a ring.
 
+pub(crate) mod kill;
 mod ring;
 
 pub(crate) use ring::Driver;

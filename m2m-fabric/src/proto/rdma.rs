@@ -51,6 +51,25 @@ pub enum RdmaRequest {
         /// Number of the file.
         file: Option<u64>,
     },
+    /// EM → OM: what a function of an EM has that goes on, told when another OM adopted the EM and when the EM took over
+    /// what another left; before it, its files by [`Self::ShareMemory`].
+    Holds {
+        /// The function.
+        function: u32,
+        /// Its GID table, by index; what is not there is not set.
+        gids: Vec<(u16, [u8; 16])>,
+        /// The last answer to [`Self::Resolve`] that it relies on, for each peer.
+        paths: Vec<RdmaPath>,
+        /// Numbers of its files; others are not used any more.
+        files: Vec<u64>,
+    },
+    /// OM → EM: of a peer's files that an OM before told of, those that are not among these are not used any more.
+    PeerMemoryKept {
+        /// The peer function.
+        function: u32,
+        /// Numbers of the files in the peer's EM.
+        files: Vec<u64>,
+    },
     /// OM → EM: answers to [`Self::Resolve`] about a peer, up to a generation, are not valid any more:
     /// queue pairs that rely on one go to error.
     Revoke {

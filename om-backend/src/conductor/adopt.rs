@@ -75,7 +75,7 @@ impl Conductor {
     fn adopt(&mut self, em: usize) -> Result<(), String> {
         let orders = self.wiring.em_returned(em).map_err(|e| e.to_string())?;
         self.give(orders);
-        self.rdma_up(em);
+        self.rdma_returned(em);
         // Before the EM reads the shadow, so that no guest sees a link go.
         self.update_links();
         let Some(e) = self.ems.get(em) else {

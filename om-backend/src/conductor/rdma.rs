@@ -34,6 +34,7 @@ impl Conductor {
         let (RdmaRequest::Resolve { function, .. }
         | RdmaRequest::SetGid { function, .. }
         | RdmaRequest::ShareMemory { function, .. }
+        | RdmaRequest::Holds { function, .. }
         | RdmaRequest::UnshareMemory { function, .. }) = *request
         else {
             return Err("the OM takes no such request".to_owned());
@@ -58,6 +59,13 @@ impl Conductor {
                 })?;
                 self.memory.share(&self.subnet, function, *file, fd)?
             }
+            RdmaRequest::Holds {
+                gids, paths, files, ..
+            } => {
+                let mut orders = self.subnet.hold(function, gids, paths);
+                orders.extend(self.memory.hold(&self.subnet, function, files));
+                orders
+            }
             RdmaRequest::UnshareMemory { file, .. } => self.memory.unshare(function, *file),
             _ => Vec::new(),
         };
@@ -69,6 +77,14 @@ impl Conductor {
     pub(super) fn rdma_up(&mut self, em: usize) {
         self.subnet.em_up(em);
         let orders = self.memory.em_up(&self.subnet, em);
+        self.give_rdma(orders);
+    }
+
+    /// An EM of a former OM came, and its wires are known. What its functions have it says later.
+    pub(super) fn rdma_returned(&mut self, em: usize) {
+        self.subnet.em_up(em);
+        let mut orders = self.memory.em_returned(&self.subnet, em);
+        orders.extend(self.subnet.links_of(em));
         self.give_rdma(orders);
     }
 

@@ -20,6 +20,10 @@ struct File {
 pub struct SharedMemory {
     /// By function and number.
     files: BTreeMap<u32, BTreeMap<u64, File>>,
+    /// The EMs of a former OM, which may have more than they were told of here.
+    returned: BTreeSet<usize>,
+    /// Functions of which all files are known.
+    complete: BTreeSet<u32>,
 }
 
 impl SharedMemory {
@@ -31,7 +35,7 @@ impl SharedMemory {
     /// A function shares a file.
     ///
     /// # Errors
-    /// A sentence when the number is taken or the function shares [`MAX_FILES`] already.
+    /// A sentence when the number is another file's or the function shares [`MAX_FILES`] already.
     pub fn share(
         &mut self,
         subnet: &Subnet,
@@ -40,8 +44,10 @@ impl SharedMemory {
         fd: OwnedFd,
     ) -> Result<Vec<Order>, String> {
         let files = self.files.entry(function).or_default();
-        if files.contains_key(&number) {
-            return Err(format!("file {number} is shared already"));
+        match files.get(&number) {
+            Some(known) if same(&known.fd, &fd) => return Ok(Vec::new()),
+            Some(_) => return Err(format!("file {number} is shared already")),
+            None => {}
         }
         if files.len() >= MAX_FILES {
             return Err(format!(
@@ -58,7 +64,7 @@ impl SharedMemory {
 
     /// A function does not share a file any more, or without a number any.
     pub fn unshare(&mut self, function: u32, number: Option<u64>) -> Vec<Order> {
-        let mut told = BTreeSet::new();
+        let mut told = self.returned.clone();
         match (number, self.files.get_mut(&function)) {
             (Some(number), Some(files)) => {
                 told.extend(files.remove(&number).into_iter().flat_map(|f| f.given));
@@ -91,14 +97,66 @@ impl SharedMemory {
         orders
     }
 
+    /// An EM of a former OM came: the same, and what is not shared any more is gone.
+    pub fn em_returned(&mut self, subnet: &Subnet, em: usize) -> Vec<Order> {
+        self.returned.insert(em);
+        let mut orders = self.em_up(subnet, em);
+        let complete = self.complete.iter();
+        let peers = complete.filter(|peer| subnet.neighbours(**peer).contains(&em));
+        orders.extend(peers.map(|peer| self.kept(*peer, em)));
+        orders
+    }
+
+    /// A function shares these files, all of which it said before, and no others.
+    pub fn hold(&mut self, subnet: &Subnet, function: u32, numbers: &[u64]) -> Vec<Order> {
+        let known = self
+            .files
+            .get(&function)
+            .into_iter()
+            .flat_map(BTreeMap::keys);
+        let gone = known.copied().filter(|known| !numbers.contains(known));
+        let gone: Vec<u64> = gone.collect();
+        let gone = gone.into_iter();
+        let mut orders: Vec<_> = gone
+            .flat_map(|number| self.unshare(function, Some(number)))
+            .collect();
+        self.complete.insert(function);
+        let to = subnet.neighbours(function);
+        let to = to.intersection(&self.returned);
+        orders.extend(to.map(|em| self.kept(function, *em)));
+        orders
+    }
+
+    fn kept(&self, function: u32, em: usize) -> Order {
+        let files = self.files.get(&function).into_iter();
+        Order {
+            em,
+            request: RdmaRequest::PeerMemoryKept {
+                function,
+                files: files.flat_map(BTreeMap::keys).copied().collect(),
+            },
+            fds: Vec::new(),
+        }
+    }
+
     /// An EM is gone, and the memory of its functions with it.
     pub fn em_down(&mut self, subnet: &Subnet, em: usize) -> Vec<Order> {
         for file in self.files.values_mut().flat_map(BTreeMap::values_mut) {
             file.given.remove(&em);
         }
-        let functions = subnet.functions_of(em).into_iter();
+        self.returned.remove(&em);
+        let functions = subnet.functions_of(em);
+        // What comes anew comes to this OM.
+        self.complete.extend(&functions);
+        let functions = functions.into_iter();
         functions.flat_map(|f| self.unshare(f, None)).collect()
     }
+}
+
+/// Whether both are the same file.
+fn same(a: &OwnedFd, b: &OwnedFd) -> bool {
+    let identity = |fd| rustix::fs::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino));
+    matches!((identity(a), identity(b)), (Ok(a), Ok(b)) if a == b)
 }
 
 impl File {
@@ -213,6 +271,46 @@ mod tests {
         assert_eq!(told(&orders), [(0, gone(1, None)), (2, gone(1, None))]);
         subnet.em_up(1);
         assert_eq!(told(&memory.em_up(&subnet, 1)), [(1, known(0, 1))]);
+    }
+
+    #[test]
+    fn ems_of_a_former_om_lose_what_nobody_shares_any_more() {
+        let mut subnet = subnet(&[0, 1]);
+        let mut memory = SharedMemory::default();
+        let kept = |function, files: &[u64]| RdmaRequest::PeerMemoryKept {
+            function,
+            files: files.to_vec(),
+        };
+        assert!(memory.em_returned(&subnet, 0).is_empty());
+        assert!(memory.em_returned(&subnet, 1).is_empty());
+        memory.share(&subnet, 0, 7, file()).unwrap();
+        memory.share(&subnet, 0, 8, file()).unwrap();
+        // It said 8 before it knew that it is gone.
+        let orders = memory.hold(&subnet, 0, &[7]);
+        let of_zero: Vec<_> = told(&orders)
+            .into_iter()
+            .filter(|(em, _)| *em == 1)
+            .collect();
+        assert_eq!(of_zero, [(1, gone(0, Some(8))), (1, kept(0, &[7]))]);
+        // One that comes later has what function 0 shares, and maybe more; of function 1 nothing is known yet.
+        subnet.em_up(2);
+        let orders = memory.em_returned(&subnet, 2);
+        assert_eq!(told(&orders), [(2, known(0, 7)), (2, kept(0, &[7]))]);
+        // Of an EM that died without an OM nothing stays.
+        let orders = memory.em_down(&subnet, 1);
+        assert!(told(&orders).contains(&(0, gone(1, None))));
+        assert!(told(&orders).contains(&(2, gone(1, None))));
+    }
+
+    #[test]
+    fn a_file_that_is_said_twice_is_shared_once() {
+        let subnet = subnet(&[0, 1]);
+        let mut memory = SharedMemory::default();
+        let fd = file();
+        let again = fd.try_clone().unwrap();
+        assert_eq!(memory.share(&subnet, 0, 7, fd).unwrap().len(), 1);
+        assert!(memory.share(&subnet, 0, 7, again).unwrap().is_empty());
+        assert_eq!(memory.count(0), 1);
     }
 
     #[test]

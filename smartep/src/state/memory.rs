@@ -3,13 +3,13 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::StateError;
+use super::word::{Word32, Word64};
 
 /// Maps that fit.
 pub(super) const MAPS: usize = 65536;
@@ -29,27 +29,27 @@ pub(super) const QUEUE_ENTRIES: usize = 512;
 #[repr(C)]
 pub(super) struct Layout {
     /// [`super::MAGIC`].
-    pub(super) magic: AtomicU64,
+    pub(super) magic: Word64,
     /// [`super::VERSION`].
-    pub(super) version: AtomicU32,
+    pub(super) version: Word32,
     /// Not 0: something could not be kept, and nothing can be resumed.
-    pub(super) broken: AtomicU32,
+    pub(super) broken: Word32,
     /// Not 0: a version was agreed on, and the next fields say what with it.
-    pub(super) agreed: AtomicU32,
-    pub(super) max_fds: AtomicU32,
-    pub(super) max_data_xfer: AtomicU32,
-    pub(super) max_dma_maps: AtomicU32,
-    pub(super) write_multiple: AtomicU32,
-    pub(super) message_dma: AtomicU32,
+    pub(super) agreed: Word32,
+    pub(super) max_fds: Word32,
+    pub(super) max_data_xfer: Word32,
+    pub(super) max_dma_maps: Word32,
+    pub(super) write_multiple: Word32,
+    pub(super) message_dma: Word32,
     /// Registers of the window onto the BARs.
-    pub(super) window: [AtomicU32; 4],
+    pub(super) window: [Word32; 4],
     /// The request that a reply is owed for: bit 32 set, command in bits 16–31, id in bits 0–15. 0: none.
-    pub(super) request: AtomicU64,
+    pub(super) request: Word64,
     /// `struct mmsghdr` of the reply. The kernel fills in its last field when it has queued the reply.
-    reply: [AtomicU64; MMSGHDR_WORDS],
+    reply: [Word64; MMSGHDR_WORDS],
     /// Slots of `maps` below this number may be in use.
-    pub(super) map_end: AtomicU32,
-    pad: AtomicU32,
+    pub(super) map_end: Word32,
+    pad: Word32,
     pub(super) sections: [Section; SECTIONS],
     pub(super) maps: [Map; MAPS],
     pub(super) queues: [super::QueueState; QUEUES],
@@ -59,20 +59,20 @@ pub(super) struct Layout {
 #[repr(C)]
 pub(super) struct Section {
     /// Length of the copy that counts in bits 0–30, its number in bit 31.
-    pub(super) current: AtomicU32,
-    pad: AtomicU32,
-    copies: [[AtomicU64; SECTION_BYTES / 8]; 2],
+    pub(super) current: Word32,
+    pad: Word32,
+    copies: [[Word64; SECTION_BYTES / 8]; 2],
 }
 
 /// A range of the client's memory.
 #[repr(C)]
 pub(super) struct Map {
-    pub(super) address: AtomicU64,
-    pub(super) size: AtomicU64,
+    pub(super) address: Word64,
+    pub(super) size: Word64,
     /// Offset in the file.
-    pub(super) offset: AtomicU64,
+    pub(super) offset: Word64,
     /// Bit 63: in use. Bits 32 and 33: may be read, written. Bits 0–31: number of its file plus 1, 0 without one.
-    pub(super) flags: AtomicU64,
+    pub(super) flags: Word64,
 }
 
 const MMSGHDR_WORDS: usize = size_of::<libc::mmsghdr>() / 8;
@@ -173,30 +173,32 @@ impl Memory {
 
     /// Bytes of the last reply that the kernel has taken.
     pub(super) fn sent(&self) -> usize {
-        self.sent_word()
-            .load(std::sync::atomic::Ordering::Acquire)
-            .try_into()
-            .unwrap_or(0)
+        self.sent_word().load().try_into().unwrap_or(0)
     }
 
     /// No reply was sent.
     pub(super) fn nothing_sent(&self) {
-        self.sent_word()
-            .store(0, std::sync::atomic::Ordering::Release);
+        self.sent_word().store(0);
     }
 
-    fn sent_word(&self) -> &AtomicU32 {
+    /// As the kernel does when it has taken a reply.
+    #[cfg(test)]
+    pub(super) fn pretend_sent(&self, bytes: u32) {
+        self.sent_word().store(bytes);
+    }
+
+    fn sent_word(&self) -> &Word32 {
         let at = std::mem::offset_of!(libc::mmsghdr, msg_len);
         let place = self.layout().reply.as_ptr().cast::<u8>();
         // SAFETY: `msg_len` is a 32-bit field inside `reply`, aligned as in `mmsghdr`; atomics may be changed by
         // others, the kernel among them.
-        unsafe { &*place.add(at).cast::<AtomicU32>() }
+        unsafe { &*place.add(at).cast::<Word32>() }
     }
 }
 
 impl Section {
     /// Words of a copy.
-    pub(super) fn copy(&self, number: u32) -> &[AtomicU64; SECTION_BYTES / 8] {
+    pub(super) fn copy(&self, number: u32) -> &[Word64; SECTION_BYTES / 8] {
         let [first, second] = &self.copies;
         if number == 0 { first } else { second }
     }

@@ -19,9 +19,9 @@
 
 mod memory;
 mod queue;
+mod word;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering;
 
 use dot_iommu::Perm;
 use rustix::io::Errno;
@@ -116,8 +116,8 @@ impl State {
     /// What the system said.
     pub fn create() -> Result<(Self, OwnedFd), StateError> {
         let (memory, fd) = Memory::create()?;
-        memory.layout().version.store(VERSION, Ordering::Release);
-        memory.layout().magic.store(MAGIC, Ordering::Release);
+        memory.layout().version.store(VERSION);
+        memory.layout().magic.store(MAGIC);
         Ok((Self { memory }, fd))
     }
 
@@ -128,11 +128,11 @@ impl State {
     pub fn open(fd: &OwnedFd) -> Result<Self, StateError> {
         let memory = Memory::open(fd)?;
         let layout = memory.layout();
-        let version = layout.version.load(Ordering::Acquire);
-        if layout.magic.load(Ordering::Acquire) != MAGIC || version != VERSION {
+        let version = layout.version.load();
+        if layout.magic.load() != MAGIC || version != VERSION {
             return Err(StateError::Version(version));
         }
-        if layout.broken.load(Ordering::Acquire) != 0 {
+        if layout.broken.load() != 0 {
             return Err(StateError::Broken);
         }
         Ok(Self { memory })
@@ -149,35 +149,36 @@ impl State {
 
     /// Something could not be kept: nobody is to rely on this until [`Self::clear`].
     pub fn set_broken(&self) {
-        self.memory.layout().broken.store(1, Ordering::Release);
+        self.memory.layout().broken.store(1);
     }
 
     /// Everything is kept, after all: another keeper took all that there is.
     pub fn set_whole(&self) {
-        self.memory.layout().broken.store(0, Ordering::Release);
+        self.memory.layout().broken.store(0);
     }
 
     /// As without a client.
     pub fn clear(&self) {
         let layout = self.memory.layout();
-        layout.agreed.store(0, Ordering::Release);
-        layout.request.store(0, Ordering::Release);
-        let end = layout.map_end.swap(0, Ordering::AcqRel) as usize;
+        layout.agreed.store(0);
+        layout.request.store(0);
+        let end = layout.map_end.load() as usize;
+        layout.map_end.store(0);
         for map in layout.maps.iter().take(end) {
-            map.flags.store(0, Ordering::Release);
+            map.flags.store(0);
         }
         for section in &layout.sections {
-            section.current.store(0, Ordering::Release);
+            section.current.store(0);
         }
         self.clear_queues();
         self.set_window([0; 16]);
-        layout.broken.store(0, Ordering::Release);
+        layout.broken.store(0);
     }
 
     /// What was agreed on with the client.
     pub fn agreed(&self) -> Option<Capabilities> {
         let layout = self.memory.layout();
-        let word = |field: &std::sync::atomic::AtomicU32| field.load(Ordering::Acquire);
+        let word = |field: &word::Word32| field.load();
         (word(&layout.agreed) != 0).then(|| Capabilities {
             max_data_xfer: word(&layout.max_data_xfer) as usize,
             max_fds: word(&layout.max_fds) as usize,
@@ -199,7 +200,7 @@ impl State {
             (&layout.message_dma, u32::from(agreed.message_dma)),
             (&layout.agreed, 1),
         ] {
-            field.store(value, Ordering::Release);
+            field.store(value);
         }
     }
 
@@ -207,17 +208,17 @@ impl State {
     pub fn begin(&self, id: u16, command: u16) {
         self.memory.nothing_sent();
         let note = BUSY | u64::from(command) << 16 | u64::from(id);
-        self.memory.layout().request.store(note, Ordering::Release);
+        self.memory.layout().request.store(note);
     }
 
     /// The request was replied to and taken out of the socket.
     pub fn end(&self) {
-        self.memory.layout().request.store(0, Ordering::Release);
+        self.memory.layout().request.store(0);
     }
 
     /// The request that is noted.
     pub fn pending(&self) -> Option<Pending> {
-        let note = self.memory.layout().request.load(Ordering::Acquire);
+        let note = self.memory.layout().request.load();
         (note & BUSY != 0).then(|| Pending {
             id: note as u16,
             command: (note >> 16) as u16,
@@ -238,7 +239,7 @@ impl State {
     pub fn window(&self) -> [u8; 16] {
         let mut bytes = [0; 16];
         for (to, from) in bytes.chunks_exact_mut(4).zip(&self.memory.layout().window) {
-            to.copy_from_slice(&from.load(Ordering::Acquire).to_le_bytes());
+            to.copy_from_slice(&from.load().to_le_bytes());
         }
         bytes
     }
@@ -247,7 +248,7 @@ impl State {
     pub fn set_window(&self, bytes: [u8; 16]) {
         for (from, to) in bytes.chunks_exact(4).zip(&self.memory.layout().window) {
             let word = from.try_into().map(u32::from_le_bytes).unwrap_or_default();
-            to.store(word, Ordering::Release);
+            to.store(word);
         }
     }
 
@@ -259,34 +260,34 @@ impl State {
         };
         let rights = if map.perm.read { READ } else { 0 } | if map.perm.write { WRITE } else { 0 };
         let file = map.file.map_or(0, |file| u64::from(file) + 1);
-        place.address.store(map.address, Ordering::Release);
-        place.size.store(map.size, Ordering::Release);
-        place.offset.store(map.offset, Ordering::Release);
-        layout.map_end.fetch_max(slot + 1, Ordering::AcqRel);
-        place.flags.store(USED | rights | file, Ordering::Release);
+        place.address.store(map.address);
+        place.size.store(map.size);
+        place.offset.store(map.offset);
+        layout.map_end.raise(slot + 1);
+        place.flags.store(USED | rights | file);
         true
     }
 
     /// Frees a slot.
     pub fn remove_map(&self, slot: u32) {
         if let Some(place) = self.memory.layout().maps.get(slot as usize) {
-            place.flags.store(0, Ordering::Release);
+            place.flags.store(0);
         }
     }
 
     /// Maps with their slots.
     pub fn maps(&self) -> Vec<(u32, MapRecord)> {
         let layout = self.memory.layout();
-        let end = layout.map_end.load(Ordering::Acquire) as usize;
+        let end = layout.map_end.load() as usize;
         let used = (0..)
             .zip(layout.maps.iter().take(end))
             .filter_map(|(slot, place)| {
-                let flags = place.flags.load(Ordering::Acquire);
+                let flags = place.flags.load();
                 (flags & USED != 0).then(|| {
                     let map = MapRecord {
-                        address: place.address.load(Ordering::Acquire),
-                        size: place.size.load(Ordering::Acquire),
-                        offset: place.offset.load(Ordering::Acquire),
+                        address: place.address.load(),
+                        size: place.size.load(),
+                        offset: place.offset.load(),
                         perm: Perm {
                             read: flags & READ != 0,
                             write: flags & WRITE != 0,
@@ -307,29 +308,27 @@ impl State {
         if bytes.is_empty() || bytes.len() > SECTION_BYTES {
             return false;
         }
-        let other = place.current.load(Ordering::Acquire) & SECOND ^ SECOND;
+        let other = place.current.load() & SECOND ^ SECOND;
         for (from, to) in bytes.chunks(8).zip(place.copy(other)) {
             let mut word = [0; 8];
             for (to, from) in word.iter_mut().zip(from) {
                 *to = *from;
             }
-            to.store(u64::from_le_bytes(word), Ordering::Release);
+            to.store(u64::from_le_bytes(word));
         }
-        place
-            .current
-            .store(other | bytes.len() as u32, Ordering::Release);
+        place.current.store(other | bytes.len() as u32);
         true
     }
 
     /// What was saved last.
     pub fn load(&self, section: Section) -> Option<Vec<u8>> {
         let place = self.memory.layout().sections.get(section as usize)?;
-        let current = place.current.load(Ordering::Acquire);
+        let current = place.current.load();
         let len = (current & !SECOND) as usize;
         let words = place.copy(current & SECOND).iter();
         let mut bytes: Vec<u8> = words
             .take(len.div_ceil(8))
-            .flat_map(|word| word.load(Ordering::Acquire).to_le_bytes())
+            .flat_map(|word| word.load().to_le_bytes())
             .collect();
         bytes.truncate(len);
         (len != 0).then_some(bytes)
@@ -352,10 +351,12 @@ impl State {
     /// Drops what was saved.
     pub fn drop_section(&self, section: Section) {
         if let Some(place) = self.memory.layout().sections.get(section as usize) {
-            place.current.store(0, Ordering::Release);
+            place.current.store(0);
         }
     }
 }
 
+#[cfg(test)]
+mod kill_tests;
 #[cfg(test)]
 mod tests;

@@ -103,11 +103,7 @@ fn another_version_or_an_incomplete_state_is_refused() {
     state.clear();
     assert!(State::open(&fd).is_ok());
     let other = VERSION + 1;
-    state
-        .memory
-        .layout()
-        .version
-        .store(other, Ordering::Release);
+    state.memory.layout().version.store(other);
     assert!(matches!(State::open(&fd), Err(StateError::Version(v)) if v == other));
     let other = rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     assert!(matches!(State::open(&other), Err(StateError::Size(0))));

@@ -24,6 +24,7 @@ pub mod opcode {
     pub const CREATE_QP: u16 = 0x500;
     pub const DESTROY_QP: u16 = 0x501;
     pub const RST2INIT_QP: u16 = 0x502;
+    pub const SET_ROCE_ADDRESS: u16 = 0x761;
     pub const INIT2RTR_QP: u16 = 0x503;
     pub const RTR2RTS_QP: u16 = 0x504;
     pub const TO_ERR_QP: u16 = 0x507;

@@ -231,10 +231,40 @@ impl Mlx5 {
     /// The command failed: there may be no such destination.
     pub fn to_rtr(&mut self, qp: &Qp, service: Service, lid: u16, remote: u32) -> Result<()> {
         let mut input = modify(qp, service);
-        input[QPC + 8] = 5 << 5 | 30;
-        put32(&mut input, QPC + 0x14, remote);
         let path = QPC + 0x18;
         input[path + 6..path + 8].copy_from_slice(&lid.to_be_bytes());
+        self.ready_to_receive(input, remote)
+    }
+
+    /// Takes a queue pair of an Ethernet port from Reset to ready to send, connected to one at MAC address and GID.
+    ///
+    /// # Errors
+    /// A command failed: there may be no such destination.
+    pub fn connect_roce(&mut self, qp: &Qp, to: ([u8; 6], [u8; 16]), remote: u32) -> Result<()> {
+        let (mac, gid) = to;
+        self.to_init(qp, Service::Rc)?;
+        let mut input = modify(qp, Service::Rc);
+        input[QPC + 0x28..QPC + 0x38].copy_from_slice(&gid);
+        input[QPC + 0x3e..QPC + 0x44].copy_from_slice(&mac);
+        self.ready_to_receive(input, remote)?;
+        self.to_rts(qp, Service::Rc)
+    }
+
+    /// Sets an entry of an Ethernet port's GID table; all zeroes remove it.
+    ///
+    /// # Errors
+    /// The command failed.
+    pub fn set_gid(&mut self, index: u16, gid: [u8; 16]) -> Result<()> {
+        let mut input = [0; 0x30];
+        input[8..10].copy_from_slice(&index.to_be_bytes());
+        input[0x10..0x20].copy_from_slice(&gid);
+        self.command(opcode::SET_ROCE_ADDRESS, 0, &input[8..], 16)?;
+        Ok(())
+    }
+
+    fn ready_to_receive(&mut self, mut input: Vec<u8>, remote: u32) -> Result<()> {
+        input[QPC + 8] = 5 << 5 | 30;
+        put32(&mut input, QPC + 0x14, remote);
         put32(&mut input, QPC + 0x90, ALL_RIGHTS | 4 << 21); // 16 reads as responder
         put32(&mut input, QPC + 0x94, 12 << 24); // RNR timer 0.64 ms, PSN 0
         self.command(opcode::INIT2RTR_QP, 0, &input[8..], 16)?;

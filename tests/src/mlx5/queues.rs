@@ -17,6 +17,8 @@ pub enum Send<'a> {
     CompareSwap(u64, u32, u64, u64),
     /// Fetch and add at address and key: add.
     FetchAdd(u64, u32, u64),
+    /// SEND of an unreliable datagram to LID, queue pair and Q_Key.
+    Datagram(u16, u32, u32),
     /// Any bytes as an entry, a multiple of 16.
     Raw(&'a [u8]),
 }
@@ -234,6 +236,14 @@ impl Qp {
                 entry.extend(add.to_be_bytes());
                 entry.extend([0; 8]);
                 0x12
+            }
+            Send::Datagram(lid, qpn, qkey) => {
+                entry.extend(qkey.to_be_bytes());
+                entry.extend([0; 4]);
+                entry.extend(qpn.to_be_bytes());
+                entry.extend([0; 2]);
+                entry.extend(lid.to_be_bytes());
+                0x0a
             }
             Send::Raw(bytes) => {
                 entry.clear();

@@ -1,13 +1,16 @@
 //! EMs that are killed while guests use them: what a guest sees of it is nothing.
 
 use crate::fixture::{Pair, exchange, flow, receive_until, works};
+use distdpu_tests::client::Client;
 use distdpu_tests::dpu::{Dpu, Net};
+use distdpu_tests::memory::GuestMemory;
 use distdpu_tests::packet::Random;
 use distdpu_tests::pci;
 use distdpu_tests::recovery::{Tally, successor, while_talking};
 use distdpu_tests::time::{QUIET, SOON, wait_for};
 use distdpu_tests::virtio_net::{Guest, Setup, VirtioNet};
 use rustix::process::{Pid, Signal, kill_process};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -238,6 +241,22 @@ fn an_om_that_is_killed_is_replaced_and_adopts_the_ems_that_run() {
 }
 
 #[test]
+fn what_a_guest_wrote_under_the_second_om_is_known_to_the_third() {
+    let mut pair = Pair::started(Setup::default());
+    for line in [5, 6, 7] {
+        pair.dpu.kill_om().unwrap();
+        pair.dpu.start_another_om().unwrap();
+        let read = |pair: &mut Pair| pci::read16(pair.a.vmm.as_mut(), 0x3c).unwrap() & 0xff;
+        if line > 5 {
+            assert_eq!(read(&mut pair), line - 1);
+        }
+        pci::write16(pair.a.vmm.as_mut(), 0x3c, line).unwrap();
+        assert_eq!(read(&mut pair), line);
+        pair.works();
+    }
+}
+
+#[test]
 fn an_em_that_dies_without_an_om_is_started_by_the_next() {
     let mut pair = Pair::started(Setup::default());
     let old = pair.dpu.em_pid(1).unwrap();
@@ -318,4 +337,64 @@ fn an_om_that_is_told_to_end_leaves_nothing_with_the_service_manager() {
     })
     .unwrap();
     drop(guest);
+}
+
+#[test]
+fn an_em_that_stands_still_for_four_seconds_stays_and_goes_on() {
+    let mut pair = Pair::started(Setup::default());
+    let Pair { a, b, dpu } = &mut pair;
+    while_talking([a, b], |tallies| {
+        let pids = [dpu.em_pid(0)?, dpu.em_pid(1)?];
+        for pid in pids {
+            tallies[0].hears()?;
+            kill(pid, Signal::STOP);
+            std::thread::sleep(Duration::from_secs(4));
+            kill(pid, Signal::CONT);
+            tallies[0].hears()?;
+            tallies[1].hears()?;
+        }
+        assert_eq!([dpu.em_pid(0)?, dpu.em_pid(1)?], pids, "the same EMs");
+        println!("sent, received, doubled: {:?}", tallies.map(seen));
+        assert_eq!(tallies.map(|tally| seen(tally)[2]), [0, 0], "nothing twice");
+        Ok(())
+    })
+    .unwrap();
+    assert!(pair.a.link_up().unwrap() && pair.b.link_up().unwrap());
+}
+
+#[test]
+fn a_driver_that_probes_while_the_om_is_replaced_finds_its_device() {
+    let Pair { a, mut b, mut dpu } = Pair::started(Setup::default());
+    drop(a);
+    // A probe takes some milliseconds. The other guest keeps its EM alive without an OM, and the first its own.
+    for delay in [0, 200, 500, 1000, 1500, 2000, 3000, 5000, 8000] {
+        let client = Client::connect(&dpu.socket(0)).unwrap();
+        let guest = Guest::default();
+        let memory = Arc::new(GuestMemory::new(guest.memory, guest.shape).unwrap());
+        let mut a = std::thread::scope(|scope| {
+            let dpu = &mut dpu;
+            let om = scope.spawn(move || {
+                std::thread::sleep(Duration::from_micros(delay));
+                dpu.kill_om().unwrap();
+                dpu.start_another_om().unwrap();
+            });
+            let mut a = VirtioNet::attach(Box::new(client), memory).unwrap();
+            a.start(Setup::default()).unwrap();
+            om.join().unwrap();
+            a
+        });
+        receive_until_works(&mut a, &mut b);
+    }
+}
+
+/// Frames go both ways, whatever came before.
+fn receive_until_works(a: &mut VirtioNet, b: &mut VirtioNet) {
+    for number in 0..3 {
+        let there = flow(0, 1).frame(300, number);
+        a.send(&there).unwrap();
+        receive_until(b, &there);
+        let back = flow(1, 0).frame(400, number);
+        b.send(&back).unwrap();
+        receive_until(a, &back);
+    }
 }

@@ -1,10 +1,9 @@
 //! The receiving end of a ring.
 
-use super::Corrupt;
 use super::record::{ALIGN, Header, record_len};
 use super::ring_mem::{ATTACHED, RING, RingMem};
-use crate::frame::MAX_FRAME;
-use std::sync::atomic::{Ordering, fence};
+use super::sync::{Ordering, fence};
+use super::{Corrupt, MAX_FRAME};
 use vm_memory::VolatileSlice;
 
 /// Room in bytes that a waiting producer is woken for: waking it for each record's room would make

@@ -21,6 +21,8 @@ mod ring_mem;
 mod wake;
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod stress_tests;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod test_support;
@@ -39,6 +41,11 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use thiserror::Error;
 use vm_memory::VolatileSlice;
+
+/// What orders the two ends; the model has its own.
+mod sync {
+    pub(super) use std::sync::atomic::{Ordering, fence};
+}
 
 /// Why a wire could not be attached.
 #[derive(Debug, Error)]

@@ -1,10 +1,10 @@
 //! The sending end of a ring.
 
-use super::Corrupt;
 use super::record::{ALIGN, Header, record_len};
 use super::ring_mem::{ATTACHED, LEFT, RING, RingMem};
-use crate::frame::{Frame, FrameMeta, MAX_FRAME};
-use std::sync::atomic::{Ordering, fence};
+use super::sync::{Ordering, fence};
+use super::{Corrupt, MAX_FRAME};
+use crate::frame::{Frame, FrameMeta};
 use vm_memory::VolatileSlice;
 
 /// Bytes after which records become visible without a flush, so that a polling consumer works on the

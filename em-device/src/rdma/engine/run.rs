@@ -4,7 +4,7 @@ use super::requester::Turn;
 use super::timers::Kind;
 use super::{Context, Engine};
 use crate::rdma::packet::{Body, NotSent, Packet, Request, Verdict};
-use crate::rdma::verbs::{Front, Peer, QpNum, QpState, Service, Status};
+use crate::rdma::verbs::{Front, Path, Peer, QpNum, QpState, Service, Status};
 use std::time::{Duration, Instant};
 
 /// Answers of unreliable services that wait for room at most; the rest is lost.
@@ -206,6 +206,12 @@ impl<F: Front> Engine<F> {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
         }
+    }
+
+    /// The answers of the OM that queue pairs rely on.
+    pub fn paths(&self) -> impl Iterator<Item = Path> {
+        let qps = (0..self.qps.end()).filter_map(|num| self.qps.get(num));
+        qps.filter_map(|qp| qp.attributes.path)
     }
 
     /// There is no way to `peer` any more, or only by later answers of the OM than `generation`: its

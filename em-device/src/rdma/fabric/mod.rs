@@ -137,6 +137,17 @@ impl Wires {
         self.routes.answered(to, path, Instant::now());
     }
 
+    /// The answers of the OM that datagrams rely on.
+    pub fn paths(&self) -> impl Iterator<Item = Path> {
+        self.routes.known()
+    }
+
+    /// Of a peer's files, those that are not among these are used no more.
+    pub fn keep_files(&mut self, peer: Peer, numbers: &[u64]) {
+        self.files
+            .retain(|f| f.peer != peer || numbers.contains(&f.number));
+    }
+
     /// Answers about a peer up to a generation are not valid any more.
     pub fn revoke(&mut self, peer: Peer, generation: u64) {
         self.routes.forget(peer, generation);
@@ -415,6 +426,9 @@ mod tests {
         assert!(a.add_file(Peer(3), 5, mapping.clone()));
         a.remove_file(Peer(2), Some(5));
         assert!(a.file(Peer(2), 5).is_none() && a.file(Peer(3), 5).is_some());
+        a.keep_files(Peer(2), &[6, 7, 1 << 40]);
+        assert!(a.file(Peer(2), 7).is_some() && a.file(Peer(2), 8).is_none());
+        assert!(a.file(Peer(3), 5).is_some());
         a.remove_file(Peer(3), None);
         assert!(a.file(Peer(3), 5).is_none() && a.file(Peer(2), 6).is_some());
     }

@@ -49,6 +49,14 @@ impl Routes {
         }
     }
 
+    /// The answers that count.
+    pub(super) fn known(&self) -> impl Iterator<Item = Path> {
+        self.entries.values().filter_map(|entry| match entry {
+            Entry::Known(path) => Some(*path),
+            Entry::Asked(_) | Entry::Refused(_) => None,
+        })
+    }
+
     /// Forgets answers about a peer, up to a generation.
     pub(super) fn forget(&mut self, peer: Peer, generation: u64) {
         self.entries.retain(|_, entry| {

@@ -120,6 +120,8 @@ impl QpPlace {
 
     #[inline]
     fn store(&self, number: usize, value: u64) {
+        #[cfg(test)]
+        crate::testing::kill::before_store();
         if let Some(word) = self.word(number) {
             word.store(value, Ordering::Release);
         }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::testing::kill;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -164,6 +165,51 @@ fn what_is_finishing_counts_when_the_completion_is_there() {
     (0..20).for_each(|n| place.atomic_done(n, n.into()));
     let last: Vec<_> = (4..20).map(|n| (n, u64::from(n))).collect();
     assert_eq!(read(false).atomics, last);
+}
+
+/// The second process dies while it makes the place its own, at any store; the third one finds what the first left.
+#[test]
+fn a_place_says_what_it_said_while_a_successor_goes_on_with_it() {
+    let at = |position, psn| Finished { position, psn };
+    let send = Detail::Send {
+        len: 5000,
+        receive: Some(7),
+    };
+    for detail in [Detail::None, send] {
+        for stores in 0.. {
+            let kept = Kept::create().unwrap();
+            let mut place = kept.qp(3).unwrap();
+            let begun = Standing {
+                state: 3,
+                sent: at(1, 2),
+                received: at(5, 100),
+                detail: Detail::None,
+                atomic: None,
+                atomics: vec![(7, 70)],
+            };
+            place.begin(9, &begun);
+            place.received(at(6, 104), detail);
+            place.sending(at(2, 3), 4);
+            let find = || {
+                let place = kept.qp(3).unwrap();
+                place.standing(9, |n| n == 4, |_| false)
+            };
+            let left = find().unwrap();
+            assert_eq!((left.sent, left.detail), (at(2, 3), detail));
+            let ended = kill::after(stores, || kept.qp(3).unwrap().go_on(9, &left));
+            let found = find().expect("the place is never nobody's");
+            assert_eq!(
+                (found.state, found.sent, found.received, found.detail),
+                (left.state, left.sent, left.received, left.detail),
+                "after {stores} stores"
+            );
+            assert_eq!(found.atomics, left.atomics);
+            if ended {
+                assert!(stores > 2);
+                break;
+            }
+        }
+    }
 }
 
 #[test]

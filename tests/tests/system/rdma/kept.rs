@@ -16,7 +16,7 @@ const SLOT: u64 = 1 << 20;
 const SLOTS: u64 = 8;
 
 /// Bytes that say which request they are of.
-fn pattern(number: u64, len: u32) -> Vec<u8> {
+pub(super) fn pattern(number: u64, len: u32) -> Vec<u8> {
     let mut random = Random(number | 1 << 40);
     let words = (0..len.div_ceil(8)).flat_map(|_| random.next().to_le_bytes());
     words.take(len as usize).collect()
@@ -39,7 +39,7 @@ struct Posted {
 }
 
 /// Requests from `a` to `b`, checked one by one.
-struct Traffic {
+pub(super) struct Traffic {
     random: Random,
     number: u64,
     receives: u16,
@@ -48,7 +48,7 @@ struct Traffic {
 }
 
 impl Traffic {
-    fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         Self {
             random: Random(seed),
             number: 0,
@@ -101,7 +101,7 @@ impl Traffic {
     }
 
     /// A few requests at once, and everything that there is to see of them.
-    fn round(&mut self, a: &mut Side, b: &mut Side) {
+    pub(super) fn round(&mut self, a: &mut Side, b: &mut Side) {
         let count = 1 + self.random.below(SLOTS);
         let posted: Vec<Posted> = (0..count)
             .map(|slot| self.post(a, b, slot, slot + 1 == count))
@@ -131,14 +131,13 @@ impl Traffic {
 }
 
 /// Requests without pause while `act` runs.
-fn while_busy<R: std::marker::Send>(
+pub(super) fn while_busy<R: std::marker::Send>(
     pair: &mut Pair,
     seed: u64,
-    act: impl FnOnce(&Dpu) -> R + std::marker::Send,
+    act: impl FnOnce(&mut Dpu) -> R + std::marker::Send,
 ) -> R {
     let stop = AtomicBool::new(false);
     let Pair { a, b, dpu } = pair;
-    let dpu = &*dpu;
     std::thread::scope(|scope| {
         let stop = &stop;
         let actor = scope.spawn(move || {
@@ -241,7 +240,7 @@ fn ems_that_are_killed_under_traffic_are_replaced_and_every_request_is_done_once
 }
 
 /// Kills either EM `count` times.
-fn kill_in_turn(dpu: &Dpu, count: usize, seed: u64) {
+pub(super) fn kill_in_turn(dpu: &Dpu, count: usize, seed: u64) {
     let mut random = Random(seed);
     let mut pids = [0, 1].map(|em| dpu.em_pid(em).unwrap());
     for _ in 0..count {

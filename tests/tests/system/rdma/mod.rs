@@ -3,7 +3,9 @@
 mod doorbells;
 mod errors;
 mod kept;
+mod om_change;
 mod transfer;
+mod unreliable;
 mod windows;
 mod windows_under_load;
 

@@ -2,6 +2,7 @@
 
 use super::cq::{BadResize, Cq, CqSetup};
 use super::test_queue::Place;
+use crate::rdma::kept::Kept;
 use crate::rdma::verbs::{Completion, CompletionQueue, Done, Pushed, QpNum, Status};
 use crate::testing::{BASE, BYTES, Memory};
 use dot_iommu::DotView;
@@ -338,4 +339,55 @@ fn a_resized_queue_goes_on_behind_the_entry_that_says_so() {
         assert_eq!(after.poll(), Some((0, n as u16)));
         old.record(0, after.index);
     }
+}
+
+/// A driver could mark every entry as stored; that a successor believes it of one at the most bounds its work and what
+/// the queue can lose.
+#[test]
+fn a_successor_counts_one_entry_at_the_most_whatever_the_memory_says() {
+    let kept = Kept::create().unwrap();
+    with_queue(3, 64, |place, cq, view| {
+        Driver::prepare(place, 3, 64);
+        cq.keep_in(kept.cq(9).unwrap());
+        cq.push(&completion(0), view);
+        cq.push(&completion(1), view);
+        for slot in 0..8u64 {
+            place.put(slot * 64 + 60, &[0, 0, 0, 0]);
+        }
+        let mut next = Cq::new(setup(place, 3, 64)).unwrap();
+        next.restore(kept.cq(9).unwrap(), view);
+        assert_eq!(next.push(&completion(2), view), Pushed::Stored);
+        // One was believed, so this is the fourth.
+        let last = place.get(3 * 64 + 60, 4);
+        assert_eq!(last[..2], 2u16.to_be_bytes());
+    });
+}
+
+#[test]
+fn a_resize_in_whose_middle_a_process_died_is_told_once() {
+    let kept = Kept::create().unwrap();
+    let memory = Memory::new();
+    let (old, new) = (
+        Place::new(&memory, 0, 64 << 3),
+        Place::new(&memory, 1, 64 << 4),
+    );
+    let mut before = Driver::prepare(&old, 3, 64);
+    let mut after = Driver::prepare(&new, 4, 64);
+    let reader = memory.table.reader();
+    let view = reader.pin();
+    let mut cq = Cq::new(setup(&old, 3, 64)).unwrap();
+    cq.keep_in(kept.cq(9).unwrap());
+    cq.push(&completion(0), &view);
+    assert_eq!(cq.resize(new.buffer(), 4, &view), Ok(Pushed::Stored));
+    drop(cq);
+    // The command was not noted as done, so the buffer is the old one still, and the command comes again.
+    let mut cq = Cq::new(setup(&old, 3, 64)).unwrap();
+    cq.restore(kept.cq(9).unwrap(), &view);
+    assert_eq!(cq.resize(new.buffer(), 4, &view), Ok(Pushed::Stored));
+    cq.push(&completion(1), &view);
+    assert_eq!(before.poll(), Some((0, 0)));
+    assert_eq!(before.poll(), Some((5, 0)));
+    assert_eq!(before.poll(), None, "told once");
+    after.index = before.index;
+    assert_eq!(after.poll(), Some((0, 1)));
 }

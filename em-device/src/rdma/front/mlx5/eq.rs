@@ -266,6 +266,7 @@ impl Eq {
 mod tests {
     use super::*;
     use crate::rdma::front::mlx5::pages::Allowance;
+    use crate::rdma::kept::Kept;
     use crate::testing::{BASE, Memory};
     use dot_iommu::DotReader;
 
@@ -339,6 +340,31 @@ mod tests {
         harness.eq.update(1, false, &harness.irqs);
         harness.push(4);
         assert_eq!((harness.entry(0), harness.entry(1)), ((4, 1), (2, 0)));
+    }
+
+    /// As with completion queues: memory in which all entries look stored is believed for one.
+    #[test]
+    fn a_successor_counts_one_entry_at_the_most_whatever_the_memory_says() {
+        let kept = Kept::create().unwrap();
+        let mut harness = Harness::new(2, &[]);
+        harness.eq.keep_in(kept.eq(5).unwrap());
+        harness.push(1);
+        for slot in 0..4u64 {
+            let at = match slot {
+                0 | 1 => BASE + 0x3000 + 4096 - 128 + slot * 64,
+                _ => BASE + 0x1000 + (slot - 2) * 64,
+            };
+            harness.memory.write(at + OWNER as u64, &[0]);
+        }
+        let place = kept.eq(5).unwrap();
+        let view = harness.reader.pin();
+        harness.eq.restore(place, &view, &harness.irqs);
+        assert_eq!(harness.eq.index(), 2);
+        // A second death right behind the first.
+        harness
+            .eq
+            .restore(kept.eq(5).unwrap(), &view, &harness.irqs);
+        assert_eq!(harness.eq.index(), 3);
     }
 
     #[test]

@@ -5,7 +5,9 @@ use super::super::super::command::opcode as op;
 use super::super::super::fields::{mkc, qpc, srqc};
 use super::driver::*;
 use crate::rdma::kept::Key;
+use crate::rdma::packet::{Action, Body, Packet, Payload, Request, Tail};
 use crate::rdma::verbs::{MemKey, Pd, QpNum, QpState, RegionChange, Rights, Translation};
+use crate::testing::BASE;
 use m2m_fabric::proto::RdmaLinkLayer;
 
 const IB: RdmaLinkLayer = RdmaLinkLayer::Infiniband;
@@ -59,6 +61,55 @@ fn connections_are_what_they_were_and_numbers_are_not_given_twice() {
     driver.ok(op::QP_2RST, &about(qps[0]), 16);
     driver.succeed();
     connect(&mut driver, qps[0]);
+}
+
+/// A message had begun to come in when the queue pair went to error, and the process died before it flushed.
+#[test]
+fn the_receive_in_hand_of_a_queue_pair_in_error_is_flushed_by_the_successor() {
+    const ERROR: u8 = 6;
+    let mut driver = Driver::started(IB);
+    let (pd, cqn) = driver.basics();
+    // `basics` takes three pages: event queue, completion queue, its record.
+    let entries = PAGES + 0x1000;
+    let key = driver.create(op::CREATE_MKEY, &physical_key(pd)) << 8 | 0x42;
+    let input = driver.qp_input(0, pd, cqn);
+    let (receives, record) = (PAGES + 0x3000, PAGES + 0x4000);
+    let qpn = driver.create(op::CREATE_QP, &input);
+    connect(&mut driver, qpn);
+    let mut segment = 8192u32.to_be_bytes().to_vec();
+    segment.extend(key.to_be_bytes());
+    segment.extend((BASE + 0x30_0000).to_be_bytes());
+    driver.memory.write(receives, &segment);
+    driver.memory.write(record, &1u32.to_be_bytes());
+    let first = Request {
+        action: Action::Send,
+        first: true,
+        last: false,
+        tail: Tail::Plain,
+        solicited: false,
+        payload: Payload::Inline([7; 1024].into_iter().collect()),
+        datagram: None,
+        acknowledge: false,
+    };
+    let packet = Packet {
+        to: QpNum(qpn),
+        from: QpNum(0x123),
+        psn: 0xab_cdef,
+        body: Body::Request(Box::new(first)),
+    };
+    driver.with(|device, cx| device.engine().receive(PATH.peer, packet, cx));
+    assert_eq!(driver.memory.read(BASE + 0x30_0000, 4), [7; 4], "it came");
+    driver.kept().qp(qpn).unwrap().set_state(ERROR);
+    let state = |driver: &mut Driver| driver.device.engine().qp(QpNum(qpn)).unwrap().state;
+    for _ in 0..2 {
+        driver.succeed();
+        driver.turn();
+        assert_eq!(state(&mut driver), QpState::Error);
+        let flushed = driver.memory.read(entries, 64);
+        assert_eq!((flushed[63] >> 4, flushed[55]), (0xe, 5));
+        let next = driver.memory.read(entries + 64 + 63, 1);
+        assert_eq!(next[0] >> 4, 0xf, "once, also when the successor dies");
+    }
 }
 
 #[test]

@@ -1,0 +1,352 @@
+//! What it costs and saves that OM and EM are processes of their own: the data path against a single process with
+//! both, and one OM with N EMs against N complete pairs. Without a VM: drivers stand where guests would.
+//!
+//! Traffic stays within an EM, between its two functions: pairs of different OMs have no wire in common. What is
+//! compared runs side by side, one idle while the other is measured, in turn; every few rounds both are started anew,
+//! because where memory lies makes a difference that stays for the life of a process.
+
+#[path = "../figures/mod.rs"]
+mod figures;
+mod monolith;
+mod processes;
+mod systems;
+mod traffic;
+
+use distdpu_tests::dpu::Net;
+use distdpu_tests::virtio_net::{Guest, Setup, VirtioNet};
+use figures::{Metric, Outcome, report};
+use processes::{cpu, private, pss};
+use std::time::{Duration, Instant};
+use systems::{System, Whole};
+use traffic::Kind;
+
+/// How often both sides of a comparison are started anew.
+const STARTS: usize = 8;
+/// Rounds between two starts, if `DISTDPU_BENCH_ROUNDS` does not say.
+const ROUNDS: usize = 50;
+/// How long a side is measured in a round.
+const SLICE: Duration = Duration::from_millis(40);
+/// EMs in one system.
+const COUNTS: [usize; 4] = [1, 2, 4, 8];
+/// How long idle systems are watched.
+const IDLE: Duration = Duration::from_secs(2);
+
+const BARS: &str = "bars: gap of the data path at most 0.4 %; CPU of the OM under load at most 1 %; control plane of eight \
+    pairs at least 2.45x that of eight functions under one OM\n\
+    PSS counts a page that n processes share as 1/n in each, so text is not counted n times; sums are over processes";
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let done = match &words[..] {
+        [word, config] if word == monolith::WORD => monolith::run(config),
+        _ => run(&words),
+    };
+    if let Err(error) = done {
+        eprintln!("disaggregation: {error}");
+        std::process::exit(1);
+    }
+}
+
+/// Words of the command line pick measurements.
+fn run(words: &[String]) -> Outcome<()> {
+    if words.iter().any(|word| word == "--test") {
+        return Ok(());
+    }
+    let words: Vec<_> = words.iter().filter(|word| !word.starts_with('-')).collect();
+    let wanted = |name: &str| words.is_empty() || words.iter().any(|word| *word == name);
+    let mut metrics = Vec::new();
+    if wanted("split") {
+        for kind in Kind::ALL {
+            split(&mut metrics, kind)?;
+        }
+    }
+    if wanted("many") {
+        for count in COUNTS {
+            many(&mut metrics, count)?;
+        }
+    }
+    if wanted("memory") {
+        memory(&mut metrics)?;
+    }
+    report(&metrics, BARS)
+}
+
+fn rounds() -> usize {
+    let wanted = std::env::var("DISTDPU_BENCH_ROUNDS").ok();
+    wanted.and_then(|n| n.parse().ok()).unwrap_or(ROUNDS).max(1)
+}
+
+/// What two systems reached, round by round, and what the first one's OMs took of a core, in percent.
+#[derive(Default)]
+struct Paired {
+    first: Vec<f64>,
+    second: Vec<f64>,
+    om: [Vec<f64>; 2],
+}
+
+impl Paired {
+    /// Percent that the first one misses of the second.
+    fn gaps(&self) -> Vec<f64> {
+        let pairs = self.first.iter().zip(&self.second);
+        pairs.map(|(a, b)| (1.0 - a / b) * 100.0).collect()
+    }
+
+    fn ratios(&self) -> Vec<f64> {
+        let pairs = self.first.iter().zip(&self.second);
+        pairs.map(|(a, b)| a / b).collect()
+    }
+
+    /// Measures one pair of systems.
+    fn rounds(&mut self, systems: &mut [System; 2], kind: Kind) -> Outcome<()> {
+        for system in &mut *systems {
+            system.load(kind, SLICE)?;
+        }
+        for round in 0..rounds() {
+            let mut got = [0.0; 2];
+            // Neither is always the first.
+            for at in [round % 2, 1 - round % 2] {
+                let oms = systems[at].oms();
+                let (before, begin) = (cpu(&oms)?, Instant::now());
+                got[at] = systems[at].load(kind, SLICE)?;
+                let spent = cpu(&oms)?.saturating_sub(before);
+                self.om[at].push(percent(spent, begin.elapsed()));
+            }
+            self.first.push(got[0]);
+            self.second.push(got[1]);
+        }
+        Ok(())
+    }
+}
+
+fn percent(spent: Duration, of: Duration) -> f64 {
+    spent.as_secs_f64() / of.as_secs_f64() * 100.0
+}
+
+/// OM and EM apart against one process with both.
+fn split(metrics: &mut Vec<Metric>, kind: Kind) -> Outcome<()> {
+    let mut paired = Paired::default();
+    for start in 0..STARTS {
+        // Neither is always the first here either.
+        let mut systems = match start % 2 {
+            0 => [
+                System::start(Whole::Split, 1)?,
+                System::start(Whole::Monolith, 1)?,
+            ],
+            _ => {
+                let second = System::start(Whole::Monolith, 1)?;
+                [System::start(Whole::Split, 1)?, second]
+            }
+        };
+        paired.rounds(&mut systems, kind)?;
+    }
+    let (name, what, unit) = (kind.name(), kind.what(), kind.unit());
+    let (gaps, ratios) = (paired.gaps(), paired.ratios());
+    metrics.push(single(
+        format!("monolith_{name}"),
+        format!("{what}, OM and EM in one process"),
+        unit,
+        paired.second,
+    ));
+    metrics.push(Metric {
+        name: format!("split_{name}"),
+        what: format!("{what}, OM and EM apart"),
+        unit,
+        values: paired.first,
+        against: Some((format!("monolith_{name}"), ratios)),
+    });
+    metrics.push(single(
+        format!("split_gap_{name}"),
+        "  gap by round".into(),
+        "%",
+        gaps,
+    ));
+    let [om, _] = paired.om;
+    metrics.push(single(
+        format!("split_om_cpu_{name}"),
+        "  CPU of the OM, of a core".into(),
+        "%",
+        om,
+    ));
+    Ok(())
+}
+
+/// One OM with `count` EMs against as many pairs, all under load at once.
+fn many(metrics: &mut Vec<Metric>, count: usize) -> Outcome<()> {
+    let mut paired = Paired::default();
+    let mut idle: [Vec<f64>; 2] = Default::default();
+    let starts = STARTS / 2;
+    for _ in 0..starts {
+        let mut systems = [
+            System::start(Whole::Split, count)?,
+            System::start(Whole::Pairs, count)?,
+        ];
+        paired.rounds(&mut systems, Kind::Write4k)?;
+        let all = systems
+            .each_ref()
+            .map(|system| [system.oms(), system.ems()].concat());
+        let before = [cpu(&all[0])?, cpu(&all[1])?];
+        std::thread::sleep(IDLE);
+        for (at, values) in idle.iter_mut().enumerate() {
+            let spent = cpu(&all[at])?.saturating_sub(before[at]);
+            values.push(percent(spent, IDLE) / count as f64);
+        }
+    }
+    let unit = Kind::Write4k.unit();
+    let (gaps, ratios) = (paired.gaps(), paired.ratios());
+    metrics.push(single(
+        format!("pairs_{count}_write_4k"),
+        format!("WRITE of 4 KiB on all EMs, {count} complete pairs"),
+        unit,
+        paired.second,
+    ));
+    metrics.push(Metric {
+        name: format!("one_om_{count}_write_4k"),
+        what: format!("WRITE of 4 KiB on all EMs, one OM with {count}"),
+        unit,
+        values: paired.first,
+        against: Some((format!("pairs_{count}_write_4k"), ratios)),
+    });
+    metrics.push(single(
+        format!("one_om_{count}_gap"),
+        "  gap by round".into(),
+        "%",
+        gaps,
+    ));
+    let [one, pairs] = paired.om;
+    let [idle_one, idle_pairs] = idle;
+    for (name, what, one, pairs) in [
+        (
+            "om_cpu_loaded",
+            "CPU of all OMs under load, of a core",
+            one,
+            pairs,
+        ),
+        (
+            "idle_cpu",
+            "CPU of all processes, idle with guests, of a core, by EM",
+            idle_one,
+            idle_pairs,
+        ),
+    ] {
+        metrics.push(single(
+            format!("pairs_{count}_{name}"),
+            format!("  {what}, {count} pairs"),
+            "%",
+            pairs,
+        ));
+        metrics.push(single(
+            format!("one_om_{count}_{name}"),
+            format!("  {what}, one OM with {count}"),
+            "%",
+            one,
+        ));
+    }
+    Ok(())
+}
+
+/// Memory by EMs with a virtio-net function each, whose guest runs.
+fn memory(metrics: &mut Vec<Metric>) -> Outcome<()> {
+    const KIB: f64 = 1024.0;
+    let nets = |count: usize| vec![Net::default(); count];
+    let mut added: Vec<f64> = Vec::new();
+    for count in COUNTS {
+        let (mut one, mut one_private, mut pairs, mut pairs_private, mut em) =
+            (vec![], vec![], vec![], vec![], vec![]);
+        for _ in 0..3 {
+            let systems = [vec![nets(count)], vec![nets(1); count]];
+            for (at, plans) in systems.iter().enumerate() {
+                let dpus = plans
+                    .iter()
+                    .map(|nets| distdpu_tests::dpu::Dpu::start(nets));
+                let dpus = dpus.collect::<Result<Vec<_>, _>>()?;
+                let mut ems = Vec::new();
+                for (dpu, nets) in dpus.iter().zip(plans) {
+                    ems.extend(
+                        (0..nets.len())
+                            .map(|em| dpu.em_pid(em))
+                            .collect::<Result<Vec<_>, _>>()?,
+                    );
+                }
+                // Before there are guests, whose memory an EM maps.
+                if at == 0 {
+                    em.push(pss(&ems)? as f64 / KIB / count as f64);
+                }
+                let mut guests = Vec::new();
+                for (dpu, nets) in dpus.iter().zip(plans) {
+                    for index in 0..nets.len() {
+                        let mut guest = VirtioNet::open(&dpu.socket(index), Guest::default())?;
+                        guest.start(Setup::default())?;
+                        guests.push(guest);
+                    }
+                }
+                let oms: Vec<u32> = dpus.iter().map(|dpu| dpu.om_pid()).collect();
+                let (shared, own) = match at {
+                    0 => (&mut one, &mut one_private),
+                    _ => (&mut pairs, &mut pairs_private),
+                };
+                shared.push(pss(&oms)? as f64 / KIB);
+                own.push(private(&oms)? as f64 / KIB);
+            }
+        }
+        if count == 1 {
+            added.clone_from(&one);
+        }
+        let ratio = |of: &[f64], by: &[f64]| of.iter().zip(by).map(|(a, b)| a / b).collect();
+        let ratios = [ratio(&pairs, &one), ratio(&pairs_private, &one_private)];
+        let more = one
+            .iter()
+            .zip(&added)
+            .map(|(now, first)| (now - first) / (count as f64 - 1.0).max(1.0));
+        let more = more.map(|mib| mib * KIB).collect();
+        let [by_pss, by_private] = ratios;
+        for (short, what, one, pairs, ratios) in [
+            ("pss", "PSS", one, pairs, by_pss),
+            (
+                "private",
+                "private pages only",
+                one_private,
+                pairs_private,
+                by_private,
+            ),
+        ] {
+            metrics.push(single(
+                format!("control_{short}_one_om_{count}"),
+                format!("control plane of {count} functions, {what}, one OM"),
+                "MiB",
+                one,
+            ));
+            metrics.push(Metric {
+                name: format!("control_{short}_pairs_{count}"),
+                what: format!("control plane of {count} functions, {what}, a complete pair each"),
+                unit: "MiB",
+                values: pairs,
+                against: Some((format!("control_{short}_one_om_{count}"), ratios)),
+            });
+        }
+        metrics.push(single(
+            format!("em_pss_{count}"),
+            format!("  PSS of an EM of {count} before it has a guest"),
+            "MiB",
+            em,
+        ));
+        if count > 1 {
+            metrics.push(single(
+                format!("om_per_em_{count}"),
+                format!("  PSS of the OM by EM added, of {count}"),
+                "KiB",
+                more,
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn single(name: String, what: String, unit: &'static str, values: Vec<f64>) -> Metric {
+    Metric {
+        name,
+        what,
+        unit,
+        values,
+        against: None,
+    }
+}
