@@ -1,12 +1,14 @@
-//! `em`: an Execution Module. The OM starts it; by hand: `em --om /run/distdpu/m2m.sock --name em0`.
+//! `em`: an Execution Module. The OM starts it; by hand: `em --om /run/distdpu/m2m.sock --name em0`, for an OM on another
+//! host `em --om HOST:PORT --name em1 --ca ca.pem --certificate em1.pem --key em1.key`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use em_device::em::{Em, Settings};
+use em_device::em::{Em, OmAddress, Settings};
 use em_device::slices_sys::{SHORT, ask_for_slices};
+use m2m_fabric::remote::Files;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -14,9 +16,22 @@ use signal_hook::iterator::Signals;
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
-    /// The OM's M2M socket.
-    #[arg(long, value_name = "PATH", required_unless_present = "formats")]
-    om: Option<PathBuf>,
+    /// The OM's M2M socket, or where it listens for EMs of other hosts.
+    #[arg(
+        long,
+        value_name = "PATH|HOST:PORT",
+        required_unless_present = "formats"
+    )]
+    om: Option<String>,
+    /// Certificate of the authority that signed the OM's (PEM), for an OM on another host.
+    #[arg(long, value_name = "FILE", requires = "certificate")]
+    ca: Option<PathBuf>,
+    /// This EM's certificate, which names it (PEM).
+    #[arg(long, value_name = "FILE", requires = "key")]
+    certificate: Option<PathBuf>,
+    /// The private key of the certificate (PEM).
+    #[arg(long, value_name = "FILE", requires = "ca")]
+    key: Option<PathBuf>,
     /// This EM's name in the OM's configuration.
     #[arg(long, required_unless_present = "formats")]
     name: Option<String>,
@@ -36,6 +51,19 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     };
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("info")).init();
+    let files = arguments.ca.zip(arguments.certificate).zip(arguments.key);
+    let files = files.map(|((ca, certificate), key)| Files {
+        ca,
+        certificate,
+        key,
+    });
+    let om = match address(om, files) {
+        Ok(om) => om,
+        Err(e) => {
+            eprintln!("em: {e}");
+            return ExitCode::from(2);
+        }
+    };
     let settings = Settings {
         name,
         om,
@@ -47,6 +75,21 @@ fn main() -> ExitCode {
             eprintln!("em: {e}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// A path has a slash, an address a colon.
+fn address(om: String, files: Option<Files>) -> Result<OmAddress, String> {
+    let is_address = !om.contains('/') && om.contains(':');
+    match (is_address, files) {
+        (true, Some(files)) => Ok(OmAddress::Remote { address: om, files }),
+        (false, None) => Ok(OmAddress::Local(om.into())),
+        (true, None) => Err(format!(
+            "an OM on another host ({om}) takes --ca, --certificate and --key: there is no connection without certificates"
+        )),
+        (false, Some(_)) => Err(format!(
+            "--ca, --certificate and --key are for an OM at HOST:PORT; \"{om}\" is a path"
+        )),
     }
 }
 
@@ -72,6 +115,7 @@ fn run(settings: &Settings) -> Result<(), Box<dyn std::error::Error>> {
                 }
             }
         })?;
+    em.introduce()?;
     em.wait();
     em.stop();
     Ok(())

@@ -2,7 +2,7 @@
 
 use crate::error::FabricError;
 use crate::proto::{Event, Image, Reply, Request};
-use std::fmt::{self, Display};
+use std::fmt::{self, Debug, Display};
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -155,14 +155,14 @@ pub struct PeerInfo {
 impl Display for PeerInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.address {
-            Some(address) => address.fmt(f),
+            Some(address) => Display::fmt(&address, f),
             None => write!(f, "process {}", self.pid),
         }
     }
 }
 
 /// Where peers connect to.
-pub trait Listener: Send + Sync {
+pub trait Listener: Debug + Send + Sync {
     /// Waits for the next peer that may try.
     ///
     /// # Errors

@@ -491,6 +491,7 @@ fn garbage_costs_the_sender_its_connection_and_nothing_else() {
         .emit()
         .unwrap();
     let request = Frame::Request(1, Request::Stats).emit().unwrap();
+    let completion = Frame::Completion(1, 0).emit().unwrap();
     let mut other_version = request.clone();
     other_version[4] ^= 1;
     for (garbage, reason) in [
@@ -499,6 +500,7 @@ fn garbage_costs_the_sender_its_connection_and_nothing_else() {
         (&request[..request.len() - 1], "truncated"),
         (&other_version, "version"),
         (&greeting, "second greeting"),
+        (&completion, "in place of shared memory"),
     ] {
         let socket = raw(&path);
         send(&socket, &greeting);

@@ -4,7 +4,9 @@ use crate::config::FunctionConfig;
 use crate::control::FunctionControl;
 use crate::vault::Vault;
 use crate::windows::{Placement, Range, Windows};
-use m2m_fabric::proto::{FunctionKind, FunctionSpec, FunctionState};
+use m2m_fabric::proto::{FunctionKind, FunctionSpec, FunctionState, Image};
+use m2m_fabric::{Fabric, FabricError};
+use smartep::shadow::ShadowReader;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -32,6 +34,8 @@ pub struct Function {
     pub admin_up: AtomicBool,
     life: AtomicU8,
     fault: Mutex<Option<String>>,
+    /// Whether an EM that does not share the shadow's memory has yet to be told what is in it. Locked while it is.
+    untold: Mutex<bool>,
 }
 
 /// Where a function is in its life, as the OM sees it.
@@ -105,6 +109,7 @@ impl Function {
             placement,
             life: AtomicU8::new(Life::Absent.to_code()),
             fault: Mutex::new(None),
+            untold: Mutex::new(false),
         }
     }
 
@@ -134,6 +139,32 @@ impl Function {
     pub fn follow_later(&self) {
         if let Some(placement) = &self.placement {
             placement.tell(self.id(), &self.control, &self.vault);
+        }
+    }
+
+    /// Tells its EM what it presents, if the EM does not share the shadow's memory. An EM that does not take it now has
+    /// to be told again, see [`Self::show_again`].
+    pub fn show(&self, fabric: &dyn Fabric) {
+        if fabric.carries_fds() {
+            return;
+        }
+        // Locked, so that what is read later is sent later.
+        let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
+        let shadow = ShadowReader::new(&self.shadow).ok();
+        let Some(bytes) = shadow.and_then(|shadow| shadow.image()) else {
+            log::error!("what {} presents cannot be read", self.config.name);
+            return;
+        };
+        let function = self.id();
+        let shown = fabric.show(Image { function, bytes });
+        *untold = matches!(shown, Err(FabricError::Full));
+    }
+
+    /// As [`Self::show`], if the EM did not take it before.
+    pub fn show_again(&self, fabric: &dyn Fabric) {
+        let untold = *self.untold.lock().unwrap_or_else(PoisonError::into_inner);
+        if untold {
+            self.show(fabric);
         }
     }
 

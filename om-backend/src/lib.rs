@@ -16,7 +16,6 @@ pub mod config;
 pub mod control;
 pub mod fd_store;
 pub mod function;
-pub mod listener;
 pub mod northbound;
 mod om;
 pub mod peer;

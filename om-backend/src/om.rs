@@ -5,7 +5,6 @@ use crate::config::{Config, FunctionConfig};
 use crate::control::{ControlError, FunctionControl};
 use crate::fd_store::{FdStore, Inheritance, inherited};
 use crate::function::Function;
-use crate::listener::{ListenError, PathListener};
 use crate::northbound::server::Server;
 use crate::peer::{Peer, PeerHandler};
 use crate::presentation;
@@ -14,11 +13,14 @@ use crate::supervisor::Supervised;
 use crate::vault::Vault;
 use crate::windows::Windows;
 use crate::wiring::Wiring;
-use m2m_fabric::FabricError;
-use m2m_fabric::local::{LocalListener, Pending};
+use m2m_fabric::local::LocalListener;
+use m2m_fabric::remote::RemoteListener;
+use m2m_fabric::{Arrival, FabricError, Listener};
+use smartep::listener::{ListenError, PathListener};
 use smartep::shadow::ShadowReader;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -54,6 +56,14 @@ pub enum StartError {
     /// The EMs' socket cannot be made.
     #[error(transparent)]
     Fabric(#[from] FabricError),
+    /// EMs of other hosts cannot connect.
+    #[error("EMs of other hosts cannot connect to {address}: {source}")]
+    Remote {
+        /// Where they should.
+        address: SocketAddr,
+        /// Why not.
+        source: FabricError,
+    },
     /// A function cannot be presented.
     #[error("function {function}: {source}")]
     Presentation {
@@ -73,9 +83,10 @@ pub struct Om {
     config: Config,
     sender: Sender<Message>,
     northbound: Option<Server>,
-    m2m: Arc<LocalListener>,
+    /// Where EMs connect to.
+    m2m: Vec<Arc<dyn Listener>>,
     conductor: Option<JoinHandle<()>>,
-    acceptor: Option<JoinHandle<()>>,
+    acceptors: Vec<JoinHandle<()>>,
 }
 
 impl Om {
@@ -88,7 +99,7 @@ impl Om {
         let em_binary = em_binary(&config)?;
         let orphans = was_killed(&config);
         let (functions, listeners) = functions(&config, orphans)?;
-        let m2m = Arc::new(LocalListener::bind(config.m2m_socket())?);
+        let m2m = listen(&config)?;
         let (sender, messages) = channel();
         let northbound = Server::start(&config.dpuctl_socket(), sender.clone())?;
 
@@ -116,15 +127,16 @@ impl Om {
             northbound: Some(northbound),
             m2m,
             conductor: None,
-            acceptor: None,
+            acceptors: Vec::new(),
         };
         let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
-        let (listener, introductions) = (om.m2m.clone(), om.sender.clone());
-        om.acceptor = Some(
-            thread("m2m-accept")
-                .spawn(move || accept(&listener, &introductions))
-                .map_err(StartError::Thread)?,
-        );
+        for listener in om.m2m.clone() {
+            let introductions = om.sender.clone();
+            let acceptor = thread("m2m-accept")
+                .spawn(move || accept(&*listener, &introductions))
+                .map_err(StartError::Thread)?;
+            om.acceptors.push(acceptor);
+        }
         om.conductor = Some(
             thread("conductor")
                 .spawn(move || conductor.run())
@@ -149,12 +161,10 @@ impl Om {
         if self.conductor.is_some() && self.sender.send(Message::Stop(done)).is_ok() {
             let _ = stopped.recv();
         }
-        self.m2m.close();
+        self.m2m.iter().for_each(|listener| listener.close());
         self.northbound = None;
-        for thread in [self.conductor.take(), self.acceptor.take()]
-            .into_iter()
-            .flatten()
-        {
+        let acceptors = std::mem::take(&mut self.acceptors);
+        for thread in self.conductor.take().into_iter().chain(acceptors) {
             let _ = thread.join();
         }
     }
@@ -164,6 +174,20 @@ impl Drop for Om {
     fn drop(&mut self) {
         self.shut_down();
     }
+}
+
+/// Where EMs connect to: the only place that knows how.
+fn listen(config: &Config) -> Result<Vec<Arc<dyn Listener>>, StartError> {
+    let local = LocalListener::bind(config.m2m_socket())?;
+    let mut all: Vec<Arc<dyn Listener>> = vec![Arc::new(local)];
+    if let Some(remote) = &config.remote {
+        let address = remote.listen;
+        let listener = RemoteListener::bind(address, remote.files.clone())
+            .map_err(|source| StartError::Remote { address, source })?;
+        log::info!("EMs of other hosts connect to {}", listener.address()?);
+        all.push(Arc::new(listener));
+    }
+    Ok(all)
 }
 
 fn make_run_dir(path: &Path) -> Result<(), StartError> {
@@ -246,7 +270,11 @@ fn functions(
         }
         manager.keep_shadow(&f.name, shadow.as_fd());
         let vault = Vault::new(&f.name, manager, kept);
-        listeners.push(listener(f, orphans)?);
+        let elsewhere = config.ems.get(em).is_some_and(|em| em.remote);
+        listeners.push(match elsewhere {
+            true => PathListener::of_another(&f.socket),
+            false => listener(f, orphans)?,
+        });
         functions.push(Arc::new(Function::new(
             f.clone(),
             em,
@@ -313,13 +341,13 @@ fn supervised(config: &Config, functions: &[Arc<Function>]) -> Vec<Supervised> {
         .enumerate()
         .map(|(em, c)| {
             let ids = functions.iter().filter(|f| f.em == em).map(|f| f.id());
-            Supervised::new(c.name.clone(), c.managed, ids.collect())
+            Supervised::new(c, ids.collect())
         })
         .collect()
 }
 
 /// Welcomes EMs until the listener is closed.
-fn accept(listener: &LocalListener, conductor: &Sender<Message>) {
+fn accept(listener: &dyn Listener, conductor: &Sender<Message>) {
     loop {
         match listener.accept() {
             Ok(pending) => {
@@ -345,7 +373,7 @@ fn accept(listener: &LocalListener, conductor: &Sender<Message>) {
     }
 }
 
-fn welcome(pending: Pending, conductor: Sender<Message>) {
+fn welcome(pending: Box<dyn Arrival>, conductor: Sender<Message>) {
     let info = pending.peer();
     let peer = Peer::new(info, conductor);
     match pending.start(Arc::new(PeerHandler(peer.clone()))) {
@@ -353,6 +381,6 @@ fn welcome(pending: Pending, conductor: Sender<Message>) {
             peer.started(fabric);
             peer.turn_away_strangers(STRANGER);
         }
-        Err(e) => log::warn!("process {} did not become an EM: {e}", info.pid),
+        Err(e) => log::warn!("{info} did not become an EM: {e}"),
     }
 }

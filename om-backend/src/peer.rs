@@ -3,12 +3,13 @@
 use crate::conductor::Message;
 use crate::function::{Function, Life};
 use crate::supervisor::progress::Progress;
-use m2m_fabric::proto::{ControlAddress, Event, Hello, Reply, Request};
+use m2m_fabric::proto::{ControlAddress, Event, Hello, Image, Reply, Request};
 use m2m_fabric::{Fabric, FabricError, Handler, PeerInfo};
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long an EM waits for the OM's thread to say whether it is welcome.
@@ -21,7 +22,6 @@ const REQUEST_ANSWER: Duration = Duration::from_secs(4);
 const ALL_ONES: u32 = u32::MAX;
 
 /// Which EM a connection belongs to, once that is known.
-#[derive(Debug)]
 pub struct Binding {
     /// The EM, by its place in the configuration.
     pub em: usize,
@@ -29,6 +29,8 @@ pub struct Binding {
     pub epoch: u64,
     /// The functions it may touch.
     pub functions: Vec<Arc<Function>>,
+    /// The connection, which owns what refers to this.
+    pub fabric: Weak<dyn Fabric>,
 }
 
 /// Handles what one EM asks. Register accesses are answered here, on the fabric's thread; everything
@@ -41,6 +43,8 @@ pub struct Peer {
     binding: OnceLock<Binding>,
     down: AtomicBool,
     progress: Mutex<Progress>,
+    /// What functions presented under a former OM, as an EM says that returns from another host.
+    former: Mutex<BTreeMap<u32, Vec<u8>>>,
 }
 
 /// An EM that said who it is, for the OM to judge.
@@ -68,6 +72,7 @@ impl Peer {
             binding: OnceLock::new(),
             down: AtomicBool::new(false),
             progress: Mutex::default(),
+            former: Mutex::default(),
         })
     }
 
@@ -111,6 +116,19 @@ impl Peer {
     /// How long its data path did not come round although it had something to do.
     pub fn stuck_for(&self) -> Duration {
         self.progress().stuck_for()
+    }
+
+    /// What a function presented under a former OM, if the EM said so.
+    pub fn former(&self, function: u32) -> Option<Vec<u8>> {
+        let mut former = self.former.lock().unwrap_or_else(PoisonError::into_inner);
+        former.remove(&function)
+    }
+
+    /// Tells the EM what a function presents now, if it does not see for itself.
+    fn show(&self, function: &Function) {
+        if let Some(fabric) = self.bound().and_then(|binding| binding.fabric.upgrade()) {
+            function.show(&*fabric);
+        }
     }
 
     fn progress(&self) -> MutexGuard<'_, Progress> {
@@ -239,13 +257,25 @@ impl Handler for PeerHandler {
         if address.region == ControlAddress::RESET_REGION {
             let state = function.control.reset();
             function.follow();
+            self.0.show(function);
             return state;
         }
         let state = function
             .control
             .write(address.region, address.offset, byte_enable, value);
         function.follow();
+        // Before the completion, so that the guest reads what it wrote.
+        self.0.show(function);
         state
+    }
+
+    fn image(&self, image: Image) {
+        // Only of its own functions, so that it cannot have the OM keep more.
+        if self.0.function(image.function).is_some() {
+            let former = self.0.former.lock();
+            let mut former = former.unwrap_or_else(PoisonError::into_inner);
+            former.insert(image.function, image.bytes);
+        }
     }
 
     fn down(&self, reason: &FabricError) {

@@ -5,6 +5,7 @@ use crate::conductor::Message;
 use crate::peer::Peer;
 use m2m_fabric::Fabric;
 use m2m_fabric::proto::{Event, Reply, Request};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -47,6 +48,8 @@ pub struct Session {
     pub since: Instant,
     /// Process id, as the system says.
     pub pid: u32,
+    /// Where it is, when it is on another host.
+    pub address: Option<SocketAddr>,
     fabric: Arc<dyn Fabric>,
     peer: Arc<Peer>,
     tasks: Sender<Task>,
@@ -95,6 +98,7 @@ impl Session {
             epoch,
             since: Instant::now(),
             pid: fabric.peer().pid,
+            address: fabric.peer().address,
             fabric,
             peer,
             tasks,
@@ -128,6 +132,16 @@ impl Session {
     /// How long its data path did not come round although it had something to do.
     pub fn stuck_for(&self) -> Duration {
         self.peer.stuck_for()
+    }
+
+    /// Whether descriptors can go along with orders.
+    pub fn takes_fds(&self) -> bool {
+        self.fabric.carries_fds()
+    }
+
+    /// What a function presented under a former OM, if an EM of another host said so.
+    pub fn former(&self, function: u32) -> Option<Vec<u8>> {
+        self.peer.former(function)
     }
 
     /// The connection, for questions from other threads.

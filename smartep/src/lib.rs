@@ -21,6 +21,7 @@ pub mod fault;
 pub mod function;
 pub mod irq;
 pub mod keep;
+pub mod listener;
 pub mod model;
 pub mod proto;
 pub mod route;

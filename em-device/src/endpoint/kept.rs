@@ -99,11 +99,12 @@ fn key(what: Kept) -> Key {
     }
 }
 
-/// Takes what is kept of function `id`. What cannot be used is dropped, and with it the client's connection.
-pub(super) fn open(id: u32, socket: OwnedFd) -> Result<Opened, EndpointError> {
-    let (keeper, restored) = match Keeper::attach(socket) {
-        Ok((keeper, restored)) => (FunctionKeeper(keeper), restored),
-        Err(error) => {
+/// Takes what is kept of function `id`, if there is a way to its keeper. What cannot be used is dropped, and with it the client's connection.
+pub(super) fn open(id: u32, socket: Option<OwnedFd>) -> Result<Opened, EndpointError> {
+    let (keeper, restored) = match socket.map(Keeper::attach) {
+        None => (FunctionKeeper::default(), Restored::new()),
+        Some(Ok((keeper, restored))) => (FunctionKeeper(keeper), restored),
+        Some(Err(error)) => {
             log::error!("function {id}: nothing will survive this process: {error}");
             (FunctionKeeper::default(), Restored::new())
         }

@@ -123,6 +123,18 @@ trait FunctionData: Send + Sync {
 
 const NO_WINDOWS: &str = "a function of this kind does not reach other devices";
 
+/// What a function is given that outlives its data path.
+#[derive(Debug)]
+pub struct Belongings {
+    /// The listening socket.
+    pub listener: OwnedFd,
+    /// The memory of the shadow.
+    pub shadow: OwnedFd,
+    /// The way to the keeper, which may hold a client that another process served; without, nothing survives this
+    /// process.
+    pub keeper: Option<OwnedFd>,
+}
+
 /// A function that is served until [`Endpoint::stop`].
 pub struct Endpoint {
     seat: Seat,
@@ -148,11 +160,14 @@ impl std::fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// Puts the function on the data path and serves it. The descriptors: the listening socket, the shadow, and the
-    /// way to the keeper, which may hold a client that another process served.
+    /// Puts the function on the data path and serves it.
     pub fn start(
         spec: FunctionSpec,
-        [listener, shadow, keeper]: [OwnedFd; 3],
+        Belongings {
+            listener,
+            shadow,
+            keeper,
+        }: Belongings,
         worker: Handle,
         om: Arc<OmLink>,
     ) -> Result<Self, EndpointError> {
@@ -326,16 +341,19 @@ impl Endpoint {
         give(&self.listener, &lock(&self.shadow))
     }
 
-    /// Another OM presents and keeps the function from now on.
+    /// Another OM presents and keeps the function from now on: in the memory of this shadow, with this keeper. One on
+    /// another host has neither.
     ///
     /// # Errors
     /// Why not, in a sentence.
-    pub fn adopted(&self, shadow: OwnedFd, keeper: OwnedFd) -> Result<(), String> {
-        self.reader.replace(&shadow).map_err(|e| e.to_string())?;
-        // What the guest writes from here on is in this one only.
-        *lock(&self.shadow) = shadow;
-        self.keeper.move_to(keeper).map_err(|e| e.to_string())?;
-        self.state.set_whole();
+    pub fn adopted(&self, fds: Option<[OwnedFd; 2]>) -> Result<(), String> {
+        if let Some([shadow, keeper]) = fds {
+            self.reader.replace(&shadow).map_err(|e| e.to_string())?;
+            // What the guest writes from here on is in this one only.
+            *lock(&self.shadow) = shadow;
+            self.keeper.move_to(keeper).map_err(|e| e.to_string())?;
+            self.state.set_whole();
+        }
         self.data.new_om();
         Ok(())
     }

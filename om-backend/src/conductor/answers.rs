@@ -72,6 +72,8 @@ impl Conductor {
                     state: e.state().to_owned(),
                     pid: e.pid(),
                     managed: e.managed,
+                    remote: e.remote,
+                    address: e.address().map(|address| address.to_string()),
                     restarts: e.restarts,
                     since_s: e.since.elapsed().as_secs_f64(),
                     reason: e.reason.clone(),

@@ -5,7 +5,7 @@ use crate::function::{Function, Life};
 use crate::peer::{Binding, Introduction};
 use crate::session::Session;
 use crate::supervisor::process::{Process, describe_exit};
-use crate::supervisor::{LAST_WORDS, SILENCE, STUCK};
+use crate::supervisor::{LAST_WORDS, SILENCE, STUCK, Supervised};
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Instant;
@@ -114,6 +114,7 @@ impl Conductor {
         for function in std::mem::take(&mut self.untold) {
             self.tell_changed(function);
         }
+        self.show_again();
         self.start_those_due(now);
     }
 
@@ -127,7 +128,7 @@ impl Conductor {
             answer,
         } = introduction;
         let refused = |reason: String| {
-            log::warn!("refused process {} as EM {}: {reason}", info.pid, hello.em);
+            log::warn!("refused {info} as EM {}: {reason}", hello.em);
             // It stays a stranger, whose connection is closed after it could read why.
             peer.started(fabric.clone());
             let _ = answer.send(Err(reason));
@@ -138,9 +139,25 @@ impl Conductor {
                 hello.em
             ));
         };
+        if let Err(reason) = fabric.check_name(&hello.em) {
+            return refused(reason.to_string());
+        }
+        if self.ems.get(em).is_some_and(Supervised::may_be_replaced) {
+            self.lost(em, "it connects again");
+        }
         let Some(e) = self.ems.get_mut(em) else {
             return;
         };
+        if e.remote == fabric.carries_fds() {
+            let (here, there) = match e.remote {
+                true => ("is `remote`", "on this host"),
+                false => ("is not `remote`", "on another host"),
+            };
+            return refused(format!(
+                "EM \"{}\" {here} in the configuration, and this one is {there}",
+                e.name
+            ));
+        }
         if e.session.is_some() {
             return refused(format!("EM \"{}\" is connected already", e.name));
         }
@@ -197,21 +214,21 @@ impl Conductor {
             em,
             epoch,
             functions: functions.clone(),
+            fabric: Arc::downgrade(&fabric),
         });
         if !bound {
             return refused("this connection has introduced itself before".to_owned());
         }
-        log::info!(
-            "EM {} is up ({}, process {})",
-            e.name,
-            hello.program,
-            info.pid
-        );
+        log::info!("EM {} is up ({}, {info})", e.name, hello.program);
         e.session = Some(session);
         e.since = Instant::now();
         let _ = answer.send(Ok(()));
         if hello.returns {
-            // It says what it has; see `adopt`.
+            // It says what it has; see `adopt`. It may have had it of this OM.
+            if e.remote {
+                let orders = self.wiring.em_down(em);
+                self.give(orders);
+            }
             return;
         }
         self.rdma_renewed(em, &orphans);

@@ -12,7 +12,6 @@ mod stop;
 mod upgrade;
 
 use crate::function::Function;
-use crate::listener::PathListener;
 use crate::northbound::view::{FunctionView, Inspect, Status};
 use crate::peer::Introduction;
 use crate::rdma::{SharedMemory, Subnet};
@@ -23,6 +22,7 @@ use crate::supervisor::program::Program;
 use crate::wiring::Wiring;
 use m2m_fabric::Fabric;
 use m2m_fabric::proto::{RdmaRequest, Reply, Request};
+use smartep::listener::PathListener;
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;

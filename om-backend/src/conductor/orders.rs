@@ -2,10 +2,10 @@
 
 use super::Conductor;
 use crate::function::Function;
-use crate::listener::PathListener;
 use crate::session::Subject;
 use crate::wiring::Order;
 use m2m_fabric::proto::{Event, Request};
+use smartep::listener::PathListener;
 use std::sync::atomic::Ordering;
 
 impl Conductor {
@@ -13,6 +13,12 @@ impl Conductor {
         let Some(session) = self.ems.get(em).and_then(|e| e.session.as_ref()) else {
             return;
         };
+        if !session.takes_fds() {
+            function.show(&*session.fabric());
+            let spec = Box::new(function.current_spec());
+            let subject = Subject::Function(function.id());
+            return session.order(subject, Request::AddFunction(spec), Vec::new());
+        }
         let listener = self.listeners.get(function.id() as usize);
         let Some(listener) = listener.and_then(PathListener::socket) else {
             let path = function.config.socket.display();
@@ -166,13 +172,24 @@ impl Conductor {
     }
 
     pub(super) fn tell_changed(&mut self, function: u32) {
-        let session = self
-            .functions
-            .get(function as usize)
-            .and_then(|f| self.ems.get(f.em))
-            .and_then(|e| e.session.as_ref());
-        if session.is_some_and(|s| !s.notify(Event::ConfigChanged { function })) {
+        let Some(f) = self.functions.get(function as usize) else {
+            return;
+        };
+        let Some(session) = self.ems.get(f.em).and_then(|e| e.session.as_ref()) else {
+            return;
+        };
+        f.show(&*session.fabric());
+        if !session.notify(Event::ConfigChanged { function }) {
             self.untold.insert(function);
+        }
+    }
+
+    /// EMs that had no room for what their functions present get it now.
+    pub(super) fn show_again(&self) {
+        for function in &self.functions {
+            if let Some(session) = self.ems.get(function.em).and_then(|e| e.session.as_ref()) {
+                function.show_again(&*session.fabric());
+            }
         }
     }
 }

@@ -8,6 +8,7 @@ mod error;
 mod function;
 mod parse;
 mod reader;
+mod remote;
 #[cfg(test)]
 mod tests;
 mod values;
@@ -15,6 +16,8 @@ mod values;
 pub use error::ConfigError;
 pub use values::{IpPrefix, MacAddress};
 
+use m2m_fabric::remote::Files;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 /// Longest path of a unix socket in bytes (`sockaddr_un` without the final NUL).
@@ -27,10 +30,21 @@ pub struct Config {
     pub run_dir: PathBuf,
     /// Program of the EMs; `em` beside the OM's own program when not given.
     pub em_binary: Option<PathBuf>,
+    /// Where EMs of other hosts connect to, if there may be any.
+    pub remote: Option<RemoteConfig>,
     /// Networks by name.
     pub networks: Vec<String>,
     /// The EMs; at least one.
     pub ems: Vec<EmConfig>,
+}
+
+/// Where EMs of other hosts connect to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemoteConfig {
+    /// Address and port.
+    pub listen: SocketAddr,
+    /// What the OM proves who it is with, and verifies EMs.
+    pub files: Files,
 }
 
 /// One EM.
@@ -40,6 +54,8 @@ pub struct EmConfig {
     pub name: String,
     /// Whether the OM starts and restarts it; otherwise somebody else does.
     pub managed: bool,
+    /// Whether it is on another host; then it is not managed.
+    pub remote: bool,
     /// What it serves; at least one.
     pub functions: Vec<FunctionConfig>,
 }

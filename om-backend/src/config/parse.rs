@@ -3,7 +3,7 @@
 use super::function::function;
 use super::reader::{At, Source, Table};
 use super::values::is_name;
-use super::{Config, ConfigError, EmConfig, MAX_SOCKET_PATH, MacAddress};
+use super::{Config, ConfigError, EmConfig, MAX_SOCKET_PATH, MacAddress, RemoteConfig, remote};
 use m2m_fabric::proto::MAX_FUNCTIONS;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ pub(super) fn parse(source: Source<'_>) -> Result<Config, ConfigError> {
     })?;
     let mut root = Table::new(source, "the file", 0, root.get_ref());
 
-    let (run_dir, em_binary) = dpu(root.table("dpu", "[dpu]", "a table `[dpu]`")?)?;
+    let (run_dir, em_binary, remote) = dpu(root.table("dpu", "[dpu]", "a table `[dpu]`")?)?;
     for socket in ["m2m.sock", "dpuctl.sock"] {
         let path = run_dir.value.join(socket);
         if path.as_os_str().len() > MAX_SOCKET_PATH {
@@ -66,7 +66,14 @@ pub(super) fn parse(source: Source<'_>) -> Result<Config, ConfigError> {
     let mut seen = Seen::default();
     let mut ems = Vec::new();
     for table in root.tables("em", "[[em]]")? {
-        ems.push(em(table, &run_dir.value, &networks, &mut seen)?);
+        let em = em(
+            table,
+            &run_dir.value,
+            &networks,
+            remote.is_some(),
+            &mut seen,
+        )?;
+        ems.push(em);
     }
     if ems.is_empty() {
         return Err(source.error_without_line("there is no `[[em]]`; a DPU has at least one EM"));
@@ -81,17 +88,20 @@ pub(super) fn parse(source: Source<'_>) -> Result<Config, ConfigError> {
     Ok(Config {
         run_dir: run_dir.value,
         em_binary,
+        remote,
         networks: networks.into_iter().collect(),
         ems,
     })
 }
 
-fn dpu(table: Option<Table<'_>>) -> Result<(At<PathBuf>, Option<PathBuf>), ConfigError> {
+type Dpu = (At<PathBuf>, Option<PathBuf>, Option<RemoteConfig>);
+
+fn dpu(table: Option<Table<'_>>) -> Result<Dpu, ConfigError> {
     let mut run_dir = At {
         value: PathBuf::from("/run/distdpu"),
         offset: 0,
     };
-    let mut em_binary = None;
+    let (mut em_binary, mut elsewhere) = (None, None);
     if let Some(mut table) = table {
         if let Some(path) = path(&mut table, "run_dir", "the absolute path of a folder", true)? {
             run_dir = path;
@@ -103,15 +113,20 @@ fn dpu(table: Option<Table<'_>>) -> Result<(At<PathBuf>, Option<PathBuf>), Confi
             false,
         )?
         .map(|at| at.value);
+        let table_wanted = "a table `[dpu.remote]`";
+        if let Some(table) = table.table("remote", "[dpu.remote]", table_wanted)? {
+            elsewhere = Some(remote::remote(table)?);
+        }
         table.finish()?;
     }
-    Ok((run_dir, em_binary))
+    Ok((run_dir, em_binary, elsewhere))
 }
 
 fn em(
     mut table: Table<'_>,
     run_dir: &Path,
     networks: &BTreeSet<String>,
+    listens: bool,
     seen: &mut Seen,
 ) -> Result<EmConfig, ConfigError> {
     let name = name(&mut table)?;
@@ -124,7 +139,14 @@ fn em(
             ),
         ));
     }
-    let managed = table.boolean("managed")?.unwrap_or(true);
+    let remote = table.boolean("remote")?.unwrap_or(false);
+    let managed = table.boolean("managed")?;
+    if remote && managed == Some(true) {
+        return Err(table.error(format!(
+            "EM \"{}\" is both remote and managed; the OM cannot start it on another host",
+            name.value
+        )));
+    }
     let mut functions = Vec::new();
     for function_table in table.tables("function", "[[em.function]]")? {
         functions.push(function(function_table, run_dir, networks, seen)?);
@@ -135,10 +157,14 @@ fn em(
             name.value
         )));
     }
+    if remote {
+        remote::check(&table, &name, &functions, listens)?;
+    }
     table.finish()?;
     Ok(EmConfig {
         name: name.value,
-        managed,
+        managed: managed.unwrap_or(!remote),
+        remote,
         functions,
     })
 }

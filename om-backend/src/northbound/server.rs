@@ -3,10 +3,10 @@
 use super::protocol::{Answer, MAX_REQUEST, Request};
 use super::view::{EmCounters, FunctionCounters, FunctionView, Functions, LinkCounters, Stats};
 use crate::conductor::{Message, Question};
-use crate::listener::{ListenError, PathListener};
 use crate::supervisor::program::Program;
 use m2m_fabric::proto;
 use serde::Serialize;
+use smartep::listener::{ListenError, PathListener};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;

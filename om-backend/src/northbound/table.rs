@@ -70,7 +70,11 @@ pub fn status(status: &Status) -> String {
         vec![
             em.name.clone(),
             em.state.clone(),
-            or_dash(em.pid),
+            match &em.address {
+                Some(address) => format!("remote {address}"),
+                None if em.remote => "remote".to_owned(),
+                None => or_dash(em.pid),
+            },
             duration(em.since_s),
             em.restarts.to_string(),
             em.functions.join(" "),

@@ -33,6 +33,12 @@ pub struct EmView {
     pub pid: Option<u32>,
     /// Whether the OM starts it.
     pub managed: bool,
+    /// Whether it is on another host.
+    #[serde(default)]
+    pub remote: bool,
+    /// Where it connected from, if it is on another host.
+    #[serde(default)]
+    pub address: Option<String>,
     /// How often it was started again.
     pub restarts: u64,
     /// Seconds in this state.

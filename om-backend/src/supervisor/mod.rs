@@ -9,15 +9,19 @@ pub mod process;
 pub mod program;
 pub mod progress;
 
+use crate::config::EmConfig;
 use crate::session::Session;
 use backoff::Backoff;
 use process::Process;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 /// An EM that says nothing for this long is replaced: the time after which a VMM gives up on it too.
 pub const SILENCE: Duration = Duration::from_secs(5);
+/// An EM of another host that was heard of more recently is there.
+const QUIET: Duration = Duration::from_secs(1);
 /// An EM whose data path has something to do and does not come round for this long is replaced. More
 /// than a disk or a busy host holds up a thread.
 pub const STUCK: Duration = Duration::from_secs(10);
@@ -48,6 +52,8 @@ pub struct Supervised {
     pub name: String,
     /// Whether the OM starts it.
     pub managed: bool,
+    /// Whether it is on another host.
+    pub remote: bool,
     /// Ids of its functions.
     pub functions: Vec<u32>,
     /// Its program, if it is not that of all EMs.
@@ -78,10 +84,11 @@ pub struct Supervised {
 
 impl Supervised {
     /// An EM that was not started yet.
-    pub fn new(name: String, managed: bool, functions: Vec<u32>) -> Self {
+    pub fn new(config: &EmConfig, functions: Vec<u32>) -> Self {
         Self {
-            name,
-            managed,
+            name: config.name.clone(),
+            managed: config.managed,
+            remote: config.remote,
             functions,
             program: None,
             upgrade: None,
@@ -110,6 +117,13 @@ impl Supervised {
         }
     }
 
+    /// Whether its connection may be one that ended, and nobody said so: an EM of another host that connects again is
+    /// believed. Two that take turns would be heard of.
+    pub fn may_be_replaced(&self) -> bool {
+        let session = self.session.as_ref().filter(|_| self.remote);
+        session.is_some_and(|session| session.silent_for() > QUIET)
+    }
+
     /// Whether its process was started and has not introduced itself yet.
     pub fn is_starting(&self) -> bool {
         let ending = self.kill_at.is_some() || self.killed_because.is_some();
@@ -126,6 +140,11 @@ impl Supervised {
     pub fn pid(&self) -> Option<u32> {
         let connected = self.session.as_ref().map(|s| s.pid).filter(|pid| *pid != 0);
         self.process.as_ref().map(Process::pid).or(connected)
+    }
+
+    /// Where it is, while it is connected from another host.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.session.as_ref()?.address
     }
 
     /// Ends its process at once.

@@ -16,6 +16,14 @@ impl Wiring {
         self.next = 1 + (since.as_secs() as u32 % (1 << 19)) * 4096;
     }
 
+    /// No end gets this number any more: an EM has it from a former OM.
+    pub fn avoid(&mut self, link: u32) {
+        // Numbers of others are small, and those of a hostile EM must not use up all that there are.
+        if link < 1 << 31 {
+            self.next = self.next.max(link + 1);
+        }
+    }
+
     /// An EM of a former OM has this end of a wire.
     ///
     /// # Errors

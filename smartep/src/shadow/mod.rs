@@ -18,6 +18,7 @@
 //! | 4096 | configuration space, 4096 bytes |
 //! | 8192 + 4096·n | bytes of window n |
 
+mod image;
 mod page;
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -76,6 +77,9 @@ pub enum ShadowError {
     /// The descriptor is not a shadow of this version.
     #[error("the shadow has magic {0:#x} and version {1}; {MAGIC:#x} and {VERSION} are understood")]
     Foreign(u32, u32),
+    /// Bytes are no image of a shadow.
+    #[error("an image of a shadow is broken: {0}")]
+    Image(&'static str),
     /// Too many or too large windows.
     #[error("a shadow holds {MAX_WINDOWS} windows of at most {WINDOW_SIZE} bytes")]
     Windows,

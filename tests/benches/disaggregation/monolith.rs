@@ -19,7 +19,7 @@ pub(crate) fn run(config: &str) -> Outcome<()> {
     for em in &om.config().ems {
         let settings = Settings {
             name: em.name.clone(),
-            om: om.config().m2m_socket(),
+            om: em_device::em::OmAddress::Local(om.config().m2m_socket()),
             // As the program `em` has it.
             poll: Duration::from_micros(50),
         };

@@ -3,6 +3,7 @@
 // A test that panics is a test that failed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod certificates;
 mod control_queue;
 mod fixture;
 mod hostile_driver;
@@ -12,6 +13,7 @@ mod om_config;
 mod probe;
 mod rdma;
 mod recovery;
+mod remote;
 mod rings;
 mod stats;
 mod traffic;

@@ -1,10 +1,11 @@
-//! The sockets that VMMs connect to. The OM makes and keeps them, so that a function's path stays
-//! while its EM is replaced; the EM accepts on a copy.
+//! The sockets that VMMs connect to. The control side makes and keeps them, so that a function's path stays while the
+//! process that serves it is replaced, which accepts on a copy; unless that one is on another host and makes its own.
 
 use rustix::fs::{FileType, Mode};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// Connections that may wait: one VMM, and those that are to be turned away.
@@ -105,7 +106,25 @@ impl PathListener {
         Ok(())
     }
 
-    /// Nobody listens for this OM yet, but the EM of a former one may do so at `path`, and return what it has.
+    /// As [`bind`](Self::bind); makes the folder too.
+    ///
+    /// # Errors
+    /// [`ListenError`]; no socket was made then.
+    pub fn make(path: &Path) -> Result<Self, ListenError> {
+        if let Some(folder) = path.parent() {
+            let made = std::fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o755)
+                .create(folder);
+            made.map_err(|source| ListenError::Io {
+                path: path.to_owned(),
+                source,
+            })?;
+        }
+        Self::bind(path)
+    }
+
+    /// Nobody of this process listens: another one may do so at `path`, and give the socket later.
     pub fn of_another(path: &Path) -> Self {
         Self {
             socket: None,
@@ -115,7 +134,7 @@ impl PathListener {
         }
     }
 
-    /// Takes the socket that listens at the path, as its EM returned it.
+    /// Takes the socket that listens at the path, as the other process gave it.
     pub fn adopt(&mut self, socket: OwnedFd) {
         if !self.dials {
             self.file = identity(&self.path).unwrap_or_default();
@@ -123,7 +142,7 @@ impl PathListener {
         self.socket = Some(socket);
     }
 
-    /// The socket, if this OM has one.
+    /// The socket, if this process has one.
     pub fn socket(&self) -> Option<BorrowedFd<'_>> {
         self.socket.as_ref().map(AsFd::as_fd)
     }

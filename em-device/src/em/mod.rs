@@ -1,41 +1,43 @@
 //! The Execution Module as a whole: what the OM asks of it.
 
+mod life;
+mod om;
 mod rdma;
+mod shadows;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use m2m_fabric::proto::{
-    EmStats, Event, Formats, FunctionSpec, Hello, LinkKind, LinkSpec, Reply, Request,
+    EmStats, Event, Formats, FunctionSpec, Image, LinkKind, LinkSpec, Reply, Request,
 };
-use m2m_fabric::{Fabric, FabricError, Handler, local};
+use m2m_fabric::{Fabric, FabricError, Handler};
+use smartep::listener::PathListener;
 use thiserror::Error;
 
 use crate::control::OmLink;
-use crate::endpoint::{Endpoint, Patient};
+use crate::endpoint::{Belongings, Endpoint};
 use crate::net::links::Link;
 use crate::port::open::open;
 use crate::port::shm::ShmPort;
 use crate::rdma::verbs::Peer;
 use crate::worker::Handle;
 
-/// How long the OM may take to answer the hello.
-const HELLO: Duration = Duration::from_secs(5);
-/// How often an EM without an OM looks for another.
-const RETURN: Duration = Duration::from_millis(100);
+pub use om::OmAddress;
+use shadows::Shadows;
 
 /// Why an EM cannot work.
 #[derive(Debug, Error)]
 pub enum EmError {
     /// The OM cannot be reached.
-    #[error("cannot reach the OM at {}: {source}", path.display())]
+    #[error("cannot reach the OM at {place}: {source}")]
     Om {
-        /// Its socket.
-        path: PathBuf,
+        /// Its socket or address.
+        place: String,
         /// What happened.
         source: FabricError,
     },
@@ -52,8 +54,8 @@ pub enum EmError {
 pub struct Settings {
     /// Name in the OM's configuration.
     pub name: String,
-    /// The OM's M2M socket.
-    pub om: PathBuf,
+    /// Where the OM is.
+    pub om: OmAddress,
     /// How long the data path looks for work at the most before it sleeps.
     pub poll: Duration,
 }
@@ -80,7 +82,7 @@ impl std::fmt::Debug for Em {
 }
 
 impl Em {
-    /// Starts the data path and introduces the EM to its OM, which then gives it functions.
+    /// Starts the data path. [`Em::introduce`] follows.
     pub fn start(settings: &Settings) -> Result<Self, EmError> {
         let handle = Handle::start(settings.poll)?;
         let shared = Arc::new(Shared {
@@ -88,17 +90,28 @@ impl Em {
             worker: handle,
             om: Arc::default(),
             functions: Mutex::default(),
+            sockets: Mutex::default(),
+            shadows: Shadows::default(),
             links: Mutex::default(),
             returning: Mutex::default(),
             looking: AtomicBool::new(false),
             phase: Mutex::new(Phase::Serving),
             changed: Condvar::new(),
         });
-        shared.connect(&settings.om, &settings.name)?;
         Ok(Self { shared })
     }
 
-    /// Serves until the OM says to stop; or, without an OM, until no guest needs the EM any more.
+    /// Introduces the EM to its OM, which then gives it functions. Waits for an OM on another host that cannot be
+    /// reached, until [`Em::stopper`] is called.
+    ///
+    /// # Errors
+    /// [`EmError`].
+    pub fn introduce(&self) -> Result<(), EmError> {
+        self.shared.introduce()
+    }
+
+    /// Serves until the OM says to stop; or, without an OM, until no guest needs the EM any more. An EM whose OM is on
+    /// another host serves until it is stopped.
     pub fn wait(&self) {
         loop {
             let phase = lock(&self.shared.phase);
@@ -111,6 +124,7 @@ impl Em {
             match phase {
                 Phase::Serving => {}
                 Phase::Stop => return,
+                Phase::Orphan if self.shared.settings.om.is_remote() => {}
                 Phase::Orphan if self.shared.has_guests() => {}
                 Phase::Orphan => return,
             }
@@ -127,8 +141,7 @@ impl Em {
     pub fn stop(self) {
         // The reply to the OM's request is on its way; it is not cut off.
         std::thread::sleep(Duration::from_millis(50));
-        let functions = std::mem::take(&mut *lock(&self.shared.functions));
-        functions.into_values().for_each(Endpoint::stop);
+        self.shared.drop_functions();
         if let Some(om) = self.shared.om.get() {
             om.close();
         }
@@ -155,6 +168,10 @@ struct Shared {
     worker: Handle,
     om: Arc<OmLink>,
     functions: Mutex<BTreeMap<u32, Endpoint>>,
+    /// The functions' sockets that this EM made itself.
+    sockets: Mutex<BTreeMap<u32, PathListener>>,
+    /// What an OM on another host presents.
+    shadows: Shadows,
     /// Wires with copies of what came with them, for another OM.
     links: Mutex<BTreeMap<u32, (LinkSpec, Vec<OwnedFd>)>>,
     returning: Mutex<Option<Returning>>,
@@ -165,116 +182,6 @@ struct Shared {
 }
 
 impl Shared {
-    fn connect(self: &Arc<Self>, path: &Path, name: &str) -> Result<(), EmError> {
-        let failed = |source| EmError::Om {
-            path: path.into(),
-            source,
-        };
-        let fabric = local::connect(path, Arc::new(FromOm(self.clone()))).map_err(failed)?;
-        self.om.set(Some(fabric.clone()));
-        let hello = Hello {
-            em: name.into(),
-            pid: std::process::id(),
-            program: concat!("em ", env!("CARGO_PKG_VERSION")).into(),
-            returns: false,
-        };
-        accepted(
-            fabric
-                .call(Request::Hello(hello), &[], HELLO)
-                .map_err(failed)?,
-        )
-    }
-
-    /// Looks for an OM that took the place of the one that is gone, as long as there are guests.
-    fn look_for_another(self: &Arc<Self>) {
-        // A connection that a look made and that was refused ends here too.
-        if self.looking.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let shared = self.clone();
-        let spawned = std::thread::Builder::new()
-            .name("return".into())
-            .spawn(move || {
-                while shared.is_orphan_for(RETURN) {
-                    let waits = lock(&shared.returning).is_some();
-                    if let Some(Err(why)) = (!waits).then(|| shared.return_to_om()) {
-                        lock(&shared.returning).take();
-                        log::debug!("no OM takes this EM: {why}");
-                    }
-                }
-                shared.looking.store(false, Ordering::Release);
-                // The data path does not wait for this, and the OM answers others meanwhile.
-                let functions: Vec<_> = lock(&shared.functions)
-                    .values()
-                    .map(Endpoint::patient)
-                    .collect();
-                functions.iter().for_each(Patient::tell_all);
-            });
-        if let Err(error) = spawned {
-            log::error!("no thread to look for an OM: {error}");
-        }
-    }
-
-    /// Gives everything back that an OM has to know. The OM then adopts the functions.
-    fn return_to_om(self: &Arc<Self>) -> Result<(), EmError> {
-        let Settings { om: path, name, .. } = &self.settings;
-        let failed = |source| EmError::Om {
-            path: path.into(),
-            source,
-        };
-        let fabric = local::connect(path, Arc::new(FromOm(self.clone()))).map_err(failed)?;
-        let hello = Hello {
-            em: name.clone(),
-            pid: std::process::id(),
-            program: concat!("em ", env!("CARGO_PKG_VERSION")).into(),
-            returns: true,
-        };
-        let call = |request, fds: &[BorrowedFd<'_>]| {
-            accepted(fabric.call(request, fds, HELLO).map_err(failed)?)
-        };
-        call(Request::Hello(hello), &[])?;
-        // Until all functions are adopted, what guests write waits.
-        *lock(&self.returning) = Some(Returning {
-            fabric: fabric.clone(),
-            missing: lock(&self.functions).keys().copied().collect(),
-        });
-        for (&function, endpoint) in &*lock(&self.functions) {
-            let state = endpoint.state();
-            let request = Request::ReturnFunction { function, state };
-            endpoint.with_belongings(|listener, shadow| {
-                call(request, &[listener.as_fd(), shadow.as_fd()])
-            })?;
-        }
-        for (link, fds) in lock(&self.links).values() {
-            let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-            call(Request::ReturnLink(link.clone()), &fds)?;
-        }
-        call(Request::Returned, &[])
-    }
-
-    /// An OM took a function over that was returned.
-    fn adopted(&self, id: u32, fds: Vec<OwnedFd>) -> Result<(), String> {
-        let [shadow, keeper] = <[OwnedFd; 2]>::try_from(fds)
-            .map_err(|fds| format!("an adoption is 2 descriptors, not {}", fds.len()))?;
-        let functions = lock(&self.functions);
-        let endpoint = functions
-            .get(&id)
-            .ok_or_else(|| format!("there is no function {id}"))?;
-        endpoint.adopted(shadow, keeper)?;
-        let mut returning = lock(&self.returning);
-        if let Some(state) = returning.as_mut() {
-            state.missing.remove(&id);
-            if state.missing.is_empty() {
-                self.om.set(Some(state.fabric.clone()));
-                *returning = None;
-                self.set_phase(Phase::Serving);
-                log::info!("another OM has adopted this EM");
-                functions.values().for_each(Endpoint::config_changed);
-            }
-        }
-        Ok(())
-    }
-
     fn set_phase(&self, phase: Phase) {
         let mut now = lock(&self.phase);
         if *now != Phase::Stop {
@@ -297,17 +204,58 @@ impl Shared {
     }
 
     fn add_function(&self, spec: FunctionSpec, fds: Vec<OwnedFd>) -> Result<(), String> {
-        let fds = <[OwnedFd; 3]>::try_from(fds)
-            .map_err(|fds| format!("a function comes with 3 descriptors, not {}", fds.len()))?;
         let mut functions = lock(&self.functions);
         if functions.contains_key(&spec.id) {
             return Err(format!("function {} is served already", spec.id));
         }
         let id = spec.id;
-        let endpoint = Endpoint::start(spec, fds, self.worker.clone(), self.om.clone())
-            .map_err(|e| e.to_string())?;
+        let belongings = match fds.is_empty() && self.settings.om.is_remote() {
+            true => self.own_belongings(&spec)?,
+            false => {
+                let [listener, shadow, keeper] = <[OwnedFd; 3]>::try_from(fds).map_err(|fds| {
+                    format!("a function comes with 3 descriptors, not {}", fds.len())
+                })?;
+                Belongings {
+                    listener,
+                    shadow,
+                    keeper: Some(keeper),
+                }
+            }
+        };
+        let endpoint = Endpoint::start(spec, belongings, self.worker.clone(), self.om.clone())
+            .map_err(|e| {
+                lock(&self.sockets).remove(&id);
+                e.to_string()
+            })?;
         functions.insert(id, endpoint);
         Ok(())
+    }
+
+    /// What a function needs, made here because no descriptors came.
+    fn own_belongings(&self, spec: &FunctionSpec) -> Result<Belongings, String> {
+        let id = spec.id;
+        let none = || format!("nobody said what function {id} presents");
+        let shadow = self.shadows.get(id).ok_or_else(none)?;
+        let socket = PathListener::make(Path::new(&spec.socket)).map_err(|e| e.to_string())?;
+        let listener = socket.socket().map(|socket| socket.try_clone_to_owned());
+        let listener = listener.ok_or_else(none)?.map_err(|e| e.to_string())?;
+        lock(&self.sockets).insert(id, socket);
+        Ok(Belongings {
+            listener,
+            shadow,
+            keeper: None,
+        })
+    }
+
+    /// Ends all functions in order.
+    fn drop_functions(&self) {
+        let functions = std::mem::take(&mut *lock(&self.functions));
+        for (id, endpoint) in functions {
+            endpoint.stop();
+            lock(&self.sockets).remove(&id);
+            self.shadows.forget(id);
+        }
+        lock(&self.links).clear();
     }
 
     /// All wires of a function are there that there are for now.
@@ -325,6 +273,8 @@ impl Shared {
 
     fn remove_function(&self, id: u32) -> Result<(), String> {
         let endpoint = lock(&self.functions).remove(&id);
+        lock(&self.sockets).remove(&id);
+        self.shadows.forget(id);
         endpoint
             .map(Endpoint::stop)
             .ok_or_else(|| format!("there is no function {id}"))
@@ -429,6 +379,11 @@ impl Handler for FromOm {
                 Some(stats) => return Reply::Stats(Box::new(stats)),
                 None => Err("the data path has ended".into()),
             },
+            // The EMs of this host are another's to end: that of an OM elsewhere waits for the next.
+            Request::Shutdown if em.settings.om.is_remote() => {
+                em.drop_functions();
+                Ok(())
+            }
             Request::Shutdown => {
                 em.set_phase(Phase::Stop);
                 Ok(())
@@ -457,6 +412,15 @@ impl Handler for FromOm {
         }
     }
 
+    fn image(&self, image: Image) {
+        if !self.0.settings.om.is_remote() {
+            return;
+        }
+        if let Err(error) = self.0.shadows.take(&image) {
+            log::error!("what function {} presents is lost: {error}", image.function);
+        }
+    }
+
     fn register_read(&self, _address: u32) -> u32 {
         // Every register of the control side is the OM's.
         u32::MAX
@@ -475,17 +439,6 @@ impl Handler for FromOm {
 
     fn heartbeat(&self) -> (u64, bool) {
         self.0.worker.progress()
-    }
-}
-
-/// An answer that can only be yes or no.
-fn accepted(reply: Reply) -> Result<(), EmError> {
-    match reply {
-        Reply::Ok => Ok(()),
-        Reply::Failed(why) => Err(EmError::Refused(why)),
-        Reply::Stats(_) | Reply::Path(_) => {
-            Err(EmError::Refused("it answers something else".into()))
-        }
     }
 }
 
