@@ -223,6 +223,10 @@ fn agree(channel: &mut Channel) -> Result<(u64, u16)> {
     channel.tell(request::SET_PROTOCOL_FEATURES, &longs(&[NEEDED]), &[])?;
     let queues = channel.ask_long(request::GET_QUEUE_NUM)?;
     channel.tell(request::SET_OWNER, &[], &[])?;
+    // QEMU enables rings before it acknowledges features.
+    for index in 0..2 {
+        channel.tell(request::SET_VRING_ENABLE, &ring(index, 1), &[])?;
+    }
     Ok((offered, queues as u16))
 }
 

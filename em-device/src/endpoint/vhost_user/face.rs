@@ -65,6 +65,8 @@ pub(super) struct Face {
     features: u64,
     /// Whether the data path has a driver.
     open: bool,
+    /// Whether requests are acknowledged when the front end asks for it (REPLY_ACK).
+    pub(super) acknowledges: bool,
     /// The last request was refused, which is not the end of its connection.
     pub(super) refused: bool,
 }
@@ -81,6 +83,7 @@ impl Face {
             rings,
             features: 0,
             open: false,
+            acknowledges: false,
             refused: false,
         }
     }

@@ -106,6 +106,7 @@ impl VhostUserBackendReqHandlerMut for Face {
 
     fn set_protocol_features(&mut self, features: u64) -> Result<()> {
         let offered = self.get_protocol_features()?.bits();
+        self.acknowledges = features & Protocol::REPLY_ACK.bits() != 0;
         match features & !offered {
             0 => Ok(()),
             unknown => Err(FaceError::Features(unknown).into()),

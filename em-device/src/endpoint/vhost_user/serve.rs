@@ -13,9 +13,9 @@ use smartep::server::StopFd;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use super::super::{lock, report};
-use super::Shared;
 use super::face::{Face, Parts};
 use super::kicks::{Event, Kicks};
+use super::{Shared, early};
 
 /// Pause before the next try to connect or to accept.
 const RETRY: Timespec = Timespec {
@@ -109,26 +109,28 @@ fn one(
 ) -> Result<End, Error> {
     let kicks = Arc::new(Kicks::new().map_err(Error::SocketError)?);
     let copy = stream.try_clone().map_err(Error::SocketError)?;
+    let for_others = stream.try_clone().map_err(Error::SocketError)?;
     for (fd, event) in [(stop.as_fd(), Event::Stop), (copy.as_fd(), Event::Socket)] {
         kicks.watch(fd, event).map_err(Error::SocketError)?;
     }
     let id = parts.seat.id;
-    *lock(&shared.stream) = Some(copy);
+    *lock(&shared.stream) = Some(for_others);
     report(&parts.seat.om, id, FunctionState::Connected);
     log::info!("function {id}: a front end is here");
     let face = Arc::new(Mutex::new(Face::new(parts.clone(), kicks.clone())));
     let mut handler = BackendReqHandler::from_stream(stream, face.clone());
-    let end = serve(&mut handler, &face, shared, &kicks);
+    let end = serve(&copy, &mut handler, &face, shared, &kicks);
     lock(&face).leave();
     *lock(&shared.running) = false;
     *lock(&shared.stream) = None;
     report(&parts.seat.om, id, FunctionState::Waiting);
     // Last, so that a front end that is cut off learns of it when nothing touches its memory any more.
-    drop(handler);
+    drop((handler, copy));
     end
 }
 
 fn serve(
+    stream: &UnixStream,
     handler: &mut BackendReqHandler<Mutex<Face>>,
     face: &Mutex<Face>,
     shared: &Shared,
@@ -153,7 +155,13 @@ fn serve(
         if !events.contains(&Event::Socket) {
             continue;
         }
-        match handler.handle_request() {
+        let early = early::enable(stream, &mut lock(face))?;
+        let done = if early {
+            Ok(())
+        } else {
+            handler.handle_request()
+        };
+        match done {
             Ok(()) => {}
             Err(Error::Disconnected) => return Ok(End::Gone),
             Err(Error::SocketBroken(e)) if e.kind() == io::ErrorKind::ConnectionReset => {
