@@ -51,7 +51,8 @@ def outcomes(ctx, modules):
     for module in modules:
         command = f"cd /root && timeout 900 python3 rdma_core_tests.py --dev {device} --gid 1 {module} 2>&1"
         _, text = vm.run(inside(command), 920)
-        assert text.rstrip().endswith("END"), (module, text[-600:])
+        # Destructors may complain behind it.
+        assert "\nEND\n" in text, (module, text[-600:])
         for line in text.splitlines():
             if line.startswith("RESULT "):
                 result = json.loads(line[7:])
