@@ -127,12 +127,17 @@ fn a_section_is_replaced_as_a_whole_whatever_the_lengths() {
 
 #[test]
 fn a_request_does_not_look_replied_to_by_the_reply_of_the_one_before() {
-    let replied = |seen: &Seen| seen.pending.is_some_and(|pending| pending.replied);
-    assert!(!replied(&Seen {
-        pending: None,
-        ..seen(&State::create().unwrap().1)
-    }));
-    at_each_store(used, |state| state.begin(8, 9), whole);
+    at_each_store(
+        used,
+        |state| state.begin(8, 9),
+        |before, now, after| {
+            whole(before, now, after);
+            assert!(
+                now.pending.is_none_or(|pending| !pending.replied),
+                "{now:?}"
+            );
+        },
+    );
 }
 
 #[test]

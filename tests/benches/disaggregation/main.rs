@@ -7,15 +7,14 @@
 
 #[path = "../figures/mod.rs"]
 mod figures;
+mod memory;
 mod monolith;
 mod processes;
 mod systems;
 mod traffic;
 
-use distdpu_tests::dpu::Net;
-use distdpu_tests::virtio_net::{Guest, Setup, VirtioNet};
 use figures::{Metric, Outcome, report};
-use processes::{cpu, private, pss};
+use processes::cpu;
 use std::time::{Duration, Instant};
 use systems::{System, Whole};
 use traffic::Kind;
@@ -33,7 +32,7 @@ const IDLE: Duration = Duration::from_secs(2);
 
 const BARS: &str = "bars: gap of the data path at most 0.4 %; CPU of the OM under load at most 1 %; control plane of eight \
     pairs at least 2.45x that of eight functions under one OM\n\
-    PSS counts a page that n processes share as 1/n in each, so text is not counted n times; sums are over processes";
+    PSS counts a page that n processes share as 1/n in each, so text is not counted n times; RSS counts it in each";
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -66,7 +65,7 @@ fn run(words: &[String]) -> Outcome<()> {
         }
     }
     if wanted("memory") {
-        memory(&mut metrics)?;
+        memory::measure(&mut metrics)?;
     }
     report(&metrics, BARS)
 }
@@ -240,103 +239,6 @@ fn many(metrics: &mut Vec<Metric>, count: usize) -> Outcome<()> {
             "%",
             one,
         ));
-    }
-    Ok(())
-}
-
-/// Memory by EMs with a virtio-net function each, whose guest runs.
-fn memory(metrics: &mut Vec<Metric>) -> Outcome<()> {
-    const KIB: f64 = 1024.0;
-    let nets = |count: usize| vec![Net::default(); count];
-    let mut added: Vec<f64> = Vec::new();
-    for count in COUNTS {
-        let (mut one, mut one_private, mut pairs, mut pairs_private, mut em) =
-            (vec![], vec![], vec![], vec![], vec![]);
-        for _ in 0..3 {
-            let systems = [vec![nets(count)], vec![nets(1); count]];
-            for (at, plans) in systems.iter().enumerate() {
-                let dpus = plans
-                    .iter()
-                    .map(|nets| distdpu_tests::dpu::Dpu::start(nets));
-                let dpus = dpus.collect::<Result<Vec<_>, _>>()?;
-                let mut ems = Vec::new();
-                for (dpu, nets) in dpus.iter().zip(plans) {
-                    ems.extend(
-                        (0..nets.len())
-                            .map(|em| dpu.em_pid(em))
-                            .collect::<Result<Vec<_>, _>>()?,
-                    );
-                }
-                // Before there are guests, whose memory an EM maps.
-                if at == 0 {
-                    em.push(pss(&ems)? as f64 / KIB / count as f64);
-                }
-                let mut guests = Vec::new();
-                for (dpu, nets) in dpus.iter().zip(plans) {
-                    for index in 0..nets.len() {
-                        let mut guest = VirtioNet::open(&dpu.socket(index), Guest::default())?;
-                        guest.start(Setup::default())?;
-                        guests.push(guest);
-                    }
-                }
-                let oms: Vec<u32> = dpus.iter().map(|dpu| dpu.om_pid()).collect();
-                let (shared, own) = match at {
-                    0 => (&mut one, &mut one_private),
-                    _ => (&mut pairs, &mut pairs_private),
-                };
-                shared.push(pss(&oms)? as f64 / KIB);
-                own.push(private(&oms)? as f64 / KIB);
-            }
-        }
-        if count == 1 {
-            added.clone_from(&one);
-        }
-        let ratio = |of: &[f64], by: &[f64]| of.iter().zip(by).map(|(a, b)| a / b).collect();
-        let ratios = [ratio(&pairs, &one), ratio(&pairs_private, &one_private)];
-        let more = one
-            .iter()
-            .zip(&added)
-            .map(|(now, first)| (now - first) / (count as f64 - 1.0).max(1.0));
-        let more = more.map(|mib| mib * KIB).collect();
-        let [by_pss, by_private] = ratios;
-        for (short, what, one, pairs, ratios) in [
-            ("pss", "PSS", one, pairs, by_pss),
-            (
-                "private",
-                "private pages only",
-                one_private,
-                pairs_private,
-                by_private,
-            ),
-        ] {
-            metrics.push(single(
-                format!("control_{short}_one_om_{count}"),
-                format!("control plane of {count} functions, {what}, one OM"),
-                "MiB",
-                one,
-            ));
-            metrics.push(Metric {
-                name: format!("control_{short}_pairs_{count}"),
-                what: format!("control plane of {count} functions, {what}, a complete pair each"),
-                unit: "MiB",
-                values: pairs,
-                against: Some((format!("control_{short}_one_om_{count}"), ratios)),
-            });
-        }
-        metrics.push(single(
-            format!("em_pss_{count}"),
-            format!("  PSS of an EM of {count} before it has a guest"),
-            "MiB",
-            em,
-        ));
-        if count > 1 {
-            metrics.push(single(
-                format!("om_per_em_{count}"),
-                format!("  PSS of the OM by EM added, of {count}"),
-                "KiB",
-                more,
-            ));
-        }
     }
     Ok(())
 }

@@ -19,23 +19,25 @@ pub(crate) fn cpu(pids: &[u32]) -> Outcome<Duration> {
 
 /// KiB of some processes together; a page that n processes share is 1/n in each.
 pub(crate) fn pss(pids: &[u32]) -> Outcome<u64> {
-    let of = |pid: &u32| fields(*pid, &["Pss:"]);
+    let of = |pid: &u32| field(*pid, "Pss:");
     pids.iter().map(of).sum()
 }
 
-/// KiB that nobody else has mapped.
-pub(crate) fn private(pids: &[u32]) -> Outcome<u64> {
-    let of = |pid: &u32| fields(*pid, &["Private_Clean:", "Private_Dirty:"]);
+/// KiB as each process alone has them: shared text counts in every one.
+pub(crate) fn rss(pids: &[u32]) -> Outcome<u64> {
+    let of = |pid: &u32| field(*pid, "Rss:");
     pids.iter().map(of).sum()
 }
 
-fn fields(pid: u32, names: &[&str]) -> Outcome<u64> {
+/// KiB that they wrote and nobody else has mapped: no text, whoever else runs the program.
+pub(crate) fn written(pids: &[u32]) -> Outcome<u64> {
+    let of = |pid: &u32| field(*pid, "Private_Dirty:");
+    pids.iter().map(of).sum()
+}
+
+fn field(pid: u32, name: &str) -> Outcome<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-    let mut sum = 0;
-    for name in names {
-        let line = text.lines().find_map(|line| line.strip_prefix(name));
-        let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-        sum += kib.ok_or_else(|| format!("process {pid}: no {name} in smaps_rollup"))?;
-    }
-    Ok(sum)
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
+    Ok(kib.ok_or_else(|| format!("process {pid}: no {name} in smaps_rollup"))?)
 }
