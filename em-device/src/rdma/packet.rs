@@ -13,8 +13,10 @@ use smallvec::SmallVec;
 pub const MAX_PAYLOAD: u32 = 256 << 10;
 /// Segments of one packet at most.
 pub const MAX_SEGMENTS: usize = 64;
-/// Bytes that a packet carries itself at most.
+/// Bytes of a work queue entry at most, and up to how many bytes of memory are copied instead of referred to.
 pub const MAX_INLINE: usize = 1024;
+/// Bytes that a packet carries itself at most: what begins with bytes of an entry is carried up to the end of an MTU.
+pub const MAX_CARRIED: usize = 4096;
 
 /// A part of the requester's memory: of a file that its EM shared with the responder's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +34,7 @@ pub struct Segment {
 pub enum Payload {
     /// Parts of the requester's memory, at most [`MAX_SEGMENTS`] and [`MAX_PAYLOAD`] bytes.
     Segments(SmallVec<[Segment; 2]>),
-    /// Bytes, at most [`MAX_INLINE`].
+    /// Bytes, at most [`MAX_CARRIED`].
     Inline(SmallVec<[u8; 64]>),
 }
 

@@ -16,6 +16,11 @@ impl<F: Front> Qp<F> {
                 (len, sges.len() <= MAX_SGE)
             }
             Data::Inline(bytes) => (bytes.len() as u64, bytes.len() <= MAX_INLINE),
+            Data::Mixed(mixed) => {
+                let len = mixed.sges.iter().map(|sge| u64::from(sge.len)).sum::<u64>();
+                let known = mixed.sges.len() <= MAX_SGE && mixed.inline.len() <= MAX_INLINE;
+                (len + mixed.inline.len() as u64, known)
+            }
         };
         let gathers = matches!(request.data, Data::Gather(_));
         let reliable = self.service == Service::Rc;

@@ -4,8 +4,8 @@ use super::Context;
 use super::memory::{self, Fault, Part};
 use super::requester::Flight;
 use super::tables::Shared;
-use crate::rdma::packet::{Action, MAX_PAYLOAD, Payload, Tail};
-use crate::rdma::verbs::{Data, Front, Operation, Pd, Rights, Status};
+use crate::rdma::packet::{Action, MAX_CARRIED, MAX_PAYLOAD, Payload, Tail};
+use crate::rdma::verbs::{Data, Front, Mixed, Operation, Pd, Rights, Status};
 use dot_iommu::Access;
 use smallvec::SmallVec;
 
@@ -85,12 +85,16 @@ impl Gather {
         cx: &Context<'_>,
     ) -> Result<(Payload, u32), Status> {
         let left = flight.len.saturating_sub(self.offset);
-        let sges = match &flight.request.data {
+        let (sges, skip) = match &flight.request.data {
             Data::Inline(bytes) => {
                 let bytes = bytes.get(self.offset as usize..).unwrap_or_default();
                 return Ok((Payload::Inline(SmallVec::from_slice(bytes)), left));
             }
-            Data::Gather(sges) => sges,
+            Data::Gather(sges) => (sges, self.offset),
+            Data::Mixed(mixed) => match self.offset.checked_sub(mixed.inline.len() as u32) {
+                None => return self.mixed(mixed, left, sh, cx),
+                Some(behind) => (&mixed.sges, behind),
+            },
         };
         let stores = flight.is_read();
         let mut len = left.min(MAX_PAYLOAD);
@@ -98,7 +102,7 @@ impl Gather {
             regions: &sh.regions,
             pd: self.pd,
             sges,
-            skip: u64::from(self.offset),
+            skip: u64::from(skip),
             len: u64::from(len),
             needed: Rights::LOCAL_WRITE.when(stores),
             access: if stores { Access::Write } else { Access::Read },
@@ -125,5 +129,32 @@ impl Gather {
             memory::truncate(&mut segments, found, len);
         }
         Ok((Payload::Segments(segments), len))
+    }
+
+    /// A packet that begins with bytes of the entry: carried, to the end of an MTU or of the message.
+    #[inline(never)]
+    fn mixed<F: Front>(
+        &self,
+        mixed: &Mixed,
+        left: u32,
+        sh: &Shared<F>,
+        cx: &Context<'_>,
+    ) -> Result<(Payload, u32), Status> {
+        let len = left.min((MAX_CARRIED >> self.shift << self.shift) as u32);
+        let inline = mixed.inline.get(self.offset as usize..).unwrap_or_default();
+        let inline = inline.get(..len as usize).unwrap_or(inline);
+        let mut bytes = SmallVec::from_slice(inline);
+        let part = Part {
+            regions: &sh.regions,
+            pd: self.pd,
+            sges: &mixed.sges,
+            skip: 0,
+            len: u64::from(len) - inline.len() as u64,
+            needed: Rights::NONE,
+            access: Access::Read,
+        };
+        part.read(cx.memory, &mut bytes)
+            .map_err(|_| Status::LocalProtection)?;
+        Ok((Payload::Inline(bytes), len))
     }
 }

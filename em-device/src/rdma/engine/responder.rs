@@ -7,7 +7,7 @@ use super::qp::{Qp, Taken};
 use super::tables::Shared;
 use super::{Context, Notice};
 use crate::rdma::packet::{
-    Action, MAX_INLINE, MAX_PAYLOAD, MAX_SEGMENTS, Payload, Request, Tail, Verdict,
+    Action, MAX_CARRIED, MAX_PAYLOAD, MAX_SEGMENTS, Payload, Request, Tail, Verdict,
 };
 use crate::rdma::verbs::{
     Done, Front, MemKey, Next, Peer, QpNum, QpState, ReceiveFrom, ReceiveQueue, ReceiveRequest,
@@ -117,7 +117,7 @@ impl From<Verdict> for Failure {
 #[inline]
 pub(super) fn measure(payload: &Payload) -> Option<u32> {
     match payload {
-        Payload::Inline(bytes) => (bytes.len() <= MAX_INLINE).then_some(bytes.len() as u32),
+        Payload::Inline(bytes) => (bytes.len() <= MAX_CARRIED).then_some(bytes.len() as u32),
         Payload::Segments(segments) => {
             let len = segments.iter().map(|one| u64::from(one.len)).sum::<u64>();
             let fits = segments.len() <= MAX_SEGMENTS && len <= u64::from(MAX_PAYLOAD);

@@ -15,7 +15,7 @@
 //! | 40– | compare and swap or add (16 bytes); datagram header (48 bytes); segments (24 bytes each) or bytes |
 
 use super::super::packet::{
-    Action, Body, DatagramHeader, MAX_INLINE, MAX_PAYLOAD, MAX_SEGMENTS, Packet, Payload, Request,
+    Action, Body, DatagramHeader, MAX_CARRIED, MAX_PAYLOAD, MAX_SEGMENTS, Packet, Payload, Request,
     Segment, Tail, Verdict,
 };
 use super::super::verbs::{MemKey, QpNum};
@@ -28,10 +28,10 @@ const HEADER: usize = 40;
 const ATOMIC: usize = 16;
 const DATAGRAM: usize = 48;
 const SEGMENT: usize = 24;
-const MAX_CONTENT: usize = if MAX_SEGMENTS * SEGMENT > MAX_INLINE {
+const MAX_CONTENT: usize = if MAX_SEGMENTS * SEGMENT > MAX_CARRIED {
     MAX_SEGMENTS * SEGMENT
 } else {
-    MAX_INLINE
+    MAX_CARRIED
 };
 
 mod kind {
@@ -132,7 +132,7 @@ fn encode_request(request: &Request, to: &mut Bytes) -> Option<()> {
         Payload::Segments(segments) => (segments.len(), 0),
         Payload::Inline(bytes) => (0, bytes.len()),
     };
-    if segments > MAX_SEGMENTS || carried > MAX_INLINE {
+    if segments > MAX_SEGMENTS || carried > MAX_CARRIED {
         return None;
     }
     let header = to.first_chunk_mut::<HEADER>()?;
@@ -283,7 +283,7 @@ fn decode_request(
 fn payload(segments: usize, header: &[u8; HEADER], rest: &[u8]) -> Option<Payload> {
     let carried = u32::from_ne_bytes(array(header, 36)?) as usize;
     if segments == 0 {
-        if carried > MAX_INLINE {
+        if carried > MAX_CARRIED {
             return None;
         }
         return Some(Payload::Inline(SmallVec::from_slice(rest.get(..carried)?)));
@@ -364,7 +364,7 @@ mod tests {
         prop_oneof![
             prop::collection::vec(segment, 1..=MAX_SEGMENTS)
                 .prop_map(|all| Payload::Segments(all.into_iter().collect())),
-            prop::collection::vec(any::<u8>(), 0..=MAX_INLINE)
+            prop::collection::vec(any::<u8>(), 0..=MAX_CARRIED)
                 .prop_map(|bytes| Payload::Inline(bytes.into_iter().collect())),
         ]
     }
@@ -434,7 +434,7 @@ mod tests {
                     Payload::Segments(all) => {
                         prop_assert!(all.iter().map(|s| u64::from(s.len)).sum::<u64>() <= MAX_PAYLOAD.into());
                     }
-                    Payload::Inline(bytes) => prop_assert!(bytes.len() <= MAX_INLINE),
+                    Payload::Inline(bytes) => prop_assert!(bytes.len() <= MAX_CARRIED),
                 }
             }
         }

@@ -16,7 +16,7 @@ pub use memory::{
 pub use qp::{Destination, Path, Peer, QpChange, QpState, ReceiveFrom, Service};
 pub use queue::{CompletionQueue, Front, Next, Pushed, ReceiveQueue, SendQueue};
 pub use work::{
-    Data, Datagram, MAX_SGE, Operation, ReceiveRequest, RegionChange, Sge, Sges, WorkRequest,
+    Data, Datagram, MAX_SGE, Mixed, Operation, ReceiveRequest, RegionChange, Sge, Sges, WorkRequest,
 };
 
 /// Protection domain.

@@ -27,6 +27,17 @@ pub enum Data {
     Gather(Sges),
     /// The bytes stood in the work queue entry.
     Inline(SmallVec<[u8; 64]>),
+    /// Bytes of the entry, then memory; not for responses.
+    Mixed(Box<Mixed>),
+}
+
+/// Bytes of a work queue entry with memory behind them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mixed {
+    /// What stood in the entry.
+    pub inline: SmallVec<[u8; 64]>,
+    /// Memory of the guest, at most [`MAX_SGE`] elements.
+    pub sges: Sges,
 }
 
 /// What a send queue entry asks for.

@@ -143,6 +143,40 @@ fn inline_bytes_need_no_region() {
 }
 
 #[test]
+fn bytes_of_the_entry_may_have_memory_behind_them() {
+    let (mut lab, a, b) = pair();
+    let behind = pattern(9, 300_000);
+    lab.nodes[0].write(BASE, &behind);
+    for (head, len) in [
+        (8usize, 40usize),
+        (1000, 0),
+        (1000, 24),
+        (3, 20_000),
+        (900, 299_000),
+    ] {
+        let inline = pattern(head as u64, head);
+        let (first, second) = (len / 3, len - len / 3);
+        let mixed = Mixed {
+            inline: inline.iter().copied().collect(),
+            sges: [
+                sge(a, BASE, first as u32),
+                sge(a, BASE + first as u64, second as u32),
+            ]
+            .into_iter()
+            .collect(),
+        };
+        let mut one = request(1, write(BASE + 0x10_0001, b), &[]);
+        one.data = Data::Mixed(Box::new(mixed));
+        lab.nodes[0].post(QP, one);
+        lab.settle();
+        assert_eq!(lab.nodes[0].completed(), [(1, Status::Success)]);
+        let expected = [&inline, &behind[..len]].concat();
+        let arrived = lab.nodes[1].read(BASE + 0x10_0001, expected.len());
+        assert!(arrived == expected, "{head} and {len} bytes");
+    }
+}
+
+#[test]
 fn atomics_answer_the_old_value() {
     let (mut lab, a, b) = pair();
     lab.nodes[1].write(BASE + 0x2000, &100u64.to_ne_bytes());

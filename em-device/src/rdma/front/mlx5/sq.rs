@@ -7,8 +7,8 @@ use super::wqe::{
     Atomic, AvRest, BaseAv, Ctrl, DS, DataSeg, INLINE, LIST_END, MAX_WQE, Raddr, opcode, take,
 };
 use crate::rdma::verbs::{
-    Data, Datagram, Destination, MAX_SGE, MemKey, Next, Operation, QpNum, Regions, SendQueue,
-    Service, Sge, Sges, WorkRequest,
+    Data, Datagram, Destination, MAX_SGE, MemKey, Mixed, Next, Operation, QpNum, Regions,
+    SendQueue, Service, Sge, Sges, WorkRequest,
 };
 use dot_iommu::DotView;
 use smallvec::SmallVec;
@@ -237,13 +237,18 @@ fn datagram(bytes: &mut &[u8]) -> Option<Datagram> {
     })
 }
 
-/// The data or inline segments that make up the rest of an entry; not both.
+/// The inline and data segments that make up the rest of an entry; inline ones come first.
 #[inline]
 fn data(bytes: &mut &[u8]) -> Option<Data> {
     let inline = bytes.first().is_some_and(|first| first & 0x80 != 0);
     if inline {
         return inline_data(bytes);
     }
+    gather(bytes).map(Data::Gather)
+}
+
+#[inline]
+fn gather(bytes: &mut &[u8]) -> Option<Sges> {
     let mut sges = Sges::new();
     while !bytes.is_empty() {
         let seg: DataSeg = take(bytes)?;
@@ -266,7 +271,7 @@ fn data(bytes: &mut &[u8]) -> Option<Data> {
             len: count,
         });
     }
-    Some(Data::Gather(sges))
+    Some(sges)
 }
 
 fn inline_data(bytes: &mut &[u8]) -> Option<Data> {
@@ -274,7 +279,8 @@ fn inline_data(bytes: &mut &[u8]) -> Option<Data> {
     while let Some((count, rest)) = bytes.split_first_chunk::<4>() {
         let count = u32::from_be_bytes(*count);
         if count & INLINE == 0 {
-            return None;
+            let (inline, sges) = (data, gather(bytes)?);
+            return Some(Data::Mixed(Box::new(Mixed { inline, sges })));
         }
         let len = (count & INLINE_COUNT) as usize;
         data.extend_from_slice(rest.get(..len)?);

@@ -3,8 +3,8 @@
 use super::sq::{Sq, SqSetup};
 use super::test_queue::Place;
 use crate::rdma::verbs::{
-    Data, Datagram, Destination, MemKey, Next, Operation, QpNum, Regions, SendQueue, Service, Sge,
-    WorkRequest,
+    Data, Datagram, Destination, MemKey, Mixed, Next, Operation, QpNum, Regions, SendQueue,
+    Service, Sge, WorkRequest,
 };
 use crate::testing::{BASE, BYTES, Memory};
 use proptest::prelude::*;
@@ -495,6 +495,21 @@ proptest! {
             datagram: None,
         };
         prop_assert_eq!(parse(Service::Uc, &entry), Next::Entry(expected));
+    }
+
+    #[test]
+    fn inline_data_with_memory_behind_it_is_decoded(
+        head in prop::collection::vec(any::<u8>(), 0..60),
+        sges in prop::collection::vec((1u32..1 << 31, any::<u32>(), any::<u64>()), 1..=4),
+    ) {
+        let Data::Gather(memory) = gather(&sges) else { unreachable!() };
+        let mixed = Mixed { inline: head.iter().copied().collect(), sges: memory };
+        let entry = write(&join(&[&inline(&head), &segments(&sges)]));
+        let expected = request(WRITE, Data::Mixed(Box::new(mixed)));
+        prop_assert_eq!(parse(Service::Rc, &entry), Next::Entry(expected));
+        // The other way round is no entry.
+        let entry = write(&join(&[&segments(&sges), &inline(&head)]));
+        prop_assert!(matches!(parse(Service::Rc, &entry), Next::Bad(_)));
     }
 
     #[test]
