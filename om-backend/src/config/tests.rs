@@ -340,7 +340,7 @@ fn wrong_tables_and_toml_that_is_none_are_named_with_their_line() {
     let cases = [
         (
             "[dpu]\nrun_dri = \"/x\"\n",
-            "dpu.toml:2: [dpu] has no key `run_dri`; its keys are `em_binary`, `run_dir`",
+            "dpu.toml:2: [dpu] has no key `run_dri`; its keys are `em_binary`, `remote`, `run_dir`",
         ),
         (
             "[dpu]\nrun_dir = \"x\"\n",
