@@ -1,5 +1,6 @@
 """QEMU's own virtio-net with a function of the DPU behind it over vhost-user, opposite a guest with a PCIe function."""
 
+import os
 import re
 import time
 
@@ -103,3 +104,31 @@ def test_front_end_is_killed_and_another_comes(ctx):
     vm.start()
     vm.wait_ready(120)
     vm.must(f"ping -c 5 -i 0.2 -W 2 {ctx.lab.ip(1)} >/dev/null", 30)
+
+
+def test_state_moves_to_another_qemu_under_traffic(ctx):
+    """A migration of the running guest into a file, and out of it in another QEMU: the guest goes on, its memory whole."""
+    ctx.fresh()
+    lab = ctx.lab
+    vm, peer = lab.vms
+    vm.must("head -c 20000000 /dev/urandom >/tmp/data; cd /tmp; md5sum data >sum", 60)
+    vm.must(f"(ping -i 0.05 {lab.ip(1)} >/tmp/ping.log 2>&1) >/dev/null 2>&1 &", 30)
+    peer.must(f"(ping -f -s 1400 {lab.ip(0)} >/dev/null 2>&1) >/dev/null 2>&1 &", 30)
+    path = os.path.join(lab.run_dir, "state")
+    vm.qmp("migrate", uri=f"exec:cat >{path}")
+    deadline = time.monotonic() + 120
+    while (state := vm.qmp("query-migrate").get("status")) != "completed":
+        assert state in ("setup", "active", "device") and time.monotonic() < deadline, state
+        time.sleep(0.2)
+    vm.stop()
+    following = lab.replace_vm(0)
+    following.argv += ["-incoming", f"exec:cat {path}"]
+    following.start()
+    following.wait_ready(120)
+    following.must("cd /tmp; md5sum -c sum", 60)
+    before = int(following.must("wc -l </tmp/ping.log"))
+    time.sleep(2)
+    assert int(following.must("wc -l </tmp/ping.log")) > before + 5, "the guest's ping does not go on"
+    following.must(f"ping -c 20 -i 0.1 -W 2 {lab.ip(1)} >/dev/null", 30)
+    said = complaints(following)
+    assert not said, said

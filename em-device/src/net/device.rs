@@ -3,6 +3,7 @@
 mod by_queue;
 
 use super::config::ConfigOverride;
+use super::dirty::DirtyLog;
 use super::features;
 use super::links::Links;
 use super::queue::{NetQueue, drop_reason};
@@ -60,6 +61,7 @@ pub struct NetDevice {
     pool: Pool,
     command: Vec<u8>,
     result: Vec<u8>,
+    log: Option<DirtyLog>,
 }
 
 impl std::fmt::Debug for NetDevice {
@@ -106,6 +108,7 @@ impl NetDevice {
             pool: Pool::default(),
             command: Vec::new(),
             result: Vec::new(),
+            log: None,
         }
     }
 
@@ -231,7 +234,9 @@ impl NetDevice {
             return self.discard(links);
         }
         self.stalled = false;
-        match self.work(links) {
+        let worked = self.work(links);
+        self.log_writes();
+        match worked {
             Ok(worked) => worked,
             Err((_, RingError::Unmapped)) => {
                 self.stalled = true;
@@ -374,8 +379,10 @@ impl NetDevice {
                 learner,
                 error: None,
             };
+            sink.parts.remember_writable(pool.written.take());
             let received = link.port.receive(BUDGET, &mut sink);
             let error = sink.error;
+            pool.written = sink.parts.take_writable();
             pool.parts = sink.parts.retire();
             done += received;
             if let Some((queue, error)) = error {

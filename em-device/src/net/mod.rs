@@ -18,6 +18,7 @@
 pub mod config;
 pub mod control;
 pub mod device;
+pub mod dirty;
 pub mod features;
 pub mod filter;
 pub mod hash;

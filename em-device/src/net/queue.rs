@@ -161,6 +161,11 @@ impl NetQueue {
         ring
     }
 
+    /// Its ring between bursts.
+    pub fn ring(&self) -> Option<&Ring> {
+        self.ring.as_ref()
+    }
+
     /// Whether it has a ring.
     pub fn is_enabled(&self) -> bool {
         self.ring.is_some()

@@ -29,6 +29,8 @@ pub struct Pool {
     pub heads: Vec<(Head, u64)>,
     /// Segments of a frame.
     pub segmenter: Segmenter,
+    /// Where buffers were that may have been written, if somebody wants to know.
+    pub written: Option<Vec<(u64, u64)>>,
 }
 
 /// Notes who is behind the wire.

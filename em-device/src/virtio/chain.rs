@@ -80,6 +80,8 @@ const SLICE_WORDS: usize = size_of::<VolatileSlice<'static>>() / size_of::<usize
 #[derive(Debug, Default)]
 pub struct Parts<'v> {
     slices: Vec<VolatileSlice<'v>>,
+    /// Guest addresses and lengths of what may be written, if somebody wants to know.
+    writable: Option<Vec<(u64, u64)>>,
 }
 
 impl<'v> Parts<'v> {
@@ -87,7 +89,20 @@ impl<'v> Parts<'v> {
     pub fn reuse(spare: Spare) -> Self {
         // Collected in place: nothing is there to convert but the type.
         let slices = spare.0.into_iter().map_while(|_| None).collect();
-        Self { slices }
+        Self {
+            slices,
+            writable: None,
+        }
+    }
+
+    /// Remembers in `ranges` where the device may write, until [`Self::take_writable`].
+    pub fn remember_writable(&mut self, ranges: Option<Vec<(u64, u64)>>) {
+        self.writable = ranges;
+    }
+
+    /// What was remembered.
+    pub fn take_writable(&mut self) -> Option<Vec<(u64, u64)>> {
+        self.writable.take()
     }
 
     /// Keeps the allocation; the view may go.
@@ -160,6 +175,9 @@ impl<'v> Parts<'v> {
             true => (Access::Write, Permissions::Write),
             false => (Access::Read, Permissions::Read),
         };
+        if let Some(ranges) = self.writable.as_mut().filter(|_| write) {
+            ranges.push((addr, len));
+        }
         if let Ok(span) = view.translate(addr, len, access) {
             self.slices.push(span.as_volatile_slice());
             return Ok(());

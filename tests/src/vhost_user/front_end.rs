@@ -2,7 +2,8 @@
 
 use super::registers::{self, DEVICE, NOTIFY, Queue, Registers, Write};
 use super::wire::{
-    Channel, NO_FD, PROTOCOL_FEATURES, longs, protocol, request, ring, ring_addresses,
+    Channel, LOG_ALL, NO_FD, PROTOCOL_FEATURES, VERSION, longs, message, protocol, request, ring,
+    ring_addresses,
 };
 use crate::client::Vmm;
 use crate::memory::{GuestMemory, Range};
@@ -24,6 +25,7 @@ const USER: u64 = 0x7a12_0000_0000;
 
 /// What the front end keeps from its driver.
 const OWN: u64 = PROTOCOL_FEATURES
+    | LOG_ALL
     | CTRL_VQ
     | CTRL_RX
     | CTRL_VLAN
@@ -170,6 +172,24 @@ impl FrontEnd {
         Ok(())
     }
 
+    /// Logs what the device writes in `file`, a bit for each page of 4096 bytes, or ends that.
+    ///
+    /// # Errors
+    /// The back end refused it.
+    pub fn log(&self, file: Option<(BorrowedFd<'_>, u64)>) -> Result<()> {
+        let mut inside = self.lock();
+        let mut features = inside.registers.accepted | PROTOCOL_FEATURES;
+        if let Some((fd, bytes)) = file {
+            features |= LOG_ALL;
+            let payload = longs(&[bytes, 0]);
+            let asks = message(request::SET_LOG_BASE, VERSION, &payload);
+            inside.channel.send_bytes(&asks, &[fd])?;
+            inside.channel.reply(request::SET_LOG_BASE)?;
+        }
+        let payload = longs(&[features]);
+        inside.channel.tell(request::SET_FEATURES, &payload, &[])
+    }
+
     /// Whether the back end has closed the connection.
     pub fn is_cut_off(&self) -> bool {
         let inside = self.lock();
@@ -208,6 +228,7 @@ fn accept(listener: &UnixListener) -> Result<Channel> {
 /// Features and queues of a back end.
 fn agree(channel: &mut Channel) -> Result<(u64, u16)> {
     const NEEDED: u64 = protocol::MQ
+        | protocol::LOG_SHMFD
         | protocol::REPLY_ACK
         | protocol::CONFIG
         | protocol::CONFIGURE_MEM_SLOTS

@@ -49,6 +49,8 @@ pub mod protocol {
 
 /// Feature bit: there are protocol features.
 pub const PROTOCOL_FEATURES: u64 = 1 << 30;
+/// Feature bit: what the device writes is logged.
+pub const LOG_ALL: u64 = 1 << 26;
 /// Header flags: version 1.
 pub const VERSION: u32 = 1;
 /// Header flags: a reply.

@@ -66,6 +66,9 @@ pub(super) enum FaceError {
         /// Why.
         source: DotError,
     },
+    /// A log that cannot be used.
+    #[error("the log of dirty pages: {0}")]
+    Log(#[source] DotError),
     /// A range that was not given.
     #[error("there is no memory of {size} bytes at {address:#x}")]
     NoMemory {

@@ -2,19 +2,21 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use dot_iommu::DotTable;
+use dot_iommu::{DotTable, HostMapping, Perm};
 use m2m_fabric::proto::{FunctionState, VirtioNetSpec};
 use smartep::irq::Irqs;
 use smartep::shadow::ShadowReader;
 
-use super::super::{Seat, report};
+use super::super::{Seat, lock, report};
 use super::error::FaceError;
 use super::features;
 use super::kicks::Kicks;
 use super::memory::{Region, Regions};
 use super::ring::Vring;
+use crate::net::dirty::DirtyLog;
 use crate::virtio::feature;
 use crate::virtio::signals::Signals;
 
@@ -27,9 +29,24 @@ pub(super) struct Parts {
     pub(super) irqs: Arc<Irqs>,
     pub(super) signals: Arc<Signals>,
     pub(super) shadow: Arc<ShadowReader>,
+    /// When the OM was last told something.
+    pub(super) told: Mutex<Option<Instant>>,
 }
 
+/// The OM is not told more often than this: a front end that comes, starts, stops and goes as fast as it can waits.
+const NEWS: Duration = Duration::from_millis(5);
+
 impl Parts {
+    /// Tells the OM where the function is in its life. For the function's thread, which may wait.
+    pub(super) fn report(&self, state: FunctionState) {
+        let mut told = lock(&self.told);
+        if let Some(left) = told.and_then(|at| NEWS.checked_sub(at.elapsed())) {
+            std::thread::sleep(left);
+        }
+        *told = Some(Instant::now());
+        report(&self.seat.om, self.seat.id, state);
+    }
+
     /// Rings that the function has.
     pub(super) fn rings(&self) -> u16 {
         2 * self.spec.queue_pairs
@@ -63,6 +80,8 @@ pub(super) struct Face {
     rings: Vec<Vring>,
     /// What the front end acknowledged, bits of the protocol included.
     features: u64,
+    /// Where writes are logged while the front end has LOG_ALL.
+    log: Option<DirtyLog>,
     /// Whether the data path has a driver.
     open: bool,
     /// Whether requests are acknowledged when the front end asks for it (REPLY_ACK).
@@ -82,6 +101,7 @@ impl Face {
             memory: Regions::default(),
             rings,
             features: 0,
+            log: None,
             open: false,
             acknowledges: false,
             refused: false,
@@ -128,15 +148,34 @@ impl Face {
         if unknown != 0 {
             return Err(FaceError::Features(unknown));
         }
-        // A front end may say the same again.
-        if self.is_running() && features != self.features {
+        // A front end may say the same again, and logging begins and ends while rings run.
+        let changed = (features ^ self.features) & !features::LOG_ALL;
+        if self.is_running() && changed != 0 {
             return Err(FaceError::Running {
                 ring: 0,
                 what: "features",
             });
         }
         self.features = features;
+        self.log_writes();
         Ok(())
+    }
+
+    /// Where to log which pages the device writes: `size` bytes from `offset` on in a file.
+    pub(super) fn set_log(&mut self, offset: u64, size: u64, file: &File) -> Result<(), FaceError> {
+        let mapping = HostMapping::new(file.as_fd(), offset, size, Perm::RW);
+        let mapping = mapping.map_err(FaceError::Log)?;
+        // Kept until the data path has the new one, so that it is not the one to unmap.
+        let former = self.log.replace(DirtyLog::new(mapping));
+        self.log_writes();
+        drop(former);
+        Ok(())
+    }
+
+    fn log_writes(&self) {
+        let log = self.log.clone();
+        let log = log.filter(|_| self.features & features::LOG_ALL != 0);
+        self.parts.seat.on_device(move |f| f.device.log_to(log));
     }
 
     /// All memory at once: the data path sees the old or the new.
@@ -273,6 +312,8 @@ impl Face {
     pub(super) fn leave(&mut self) {
         self.reset();
         self.features = 0;
+        self.log_writes();
+        self.log = None;
         self.parts.irqs.clear();
         self.parts.table.clear();
         drop(self.memory.replace(Vec::new()));
@@ -361,6 +402,6 @@ impl Face {
             true => FunctionState::Running,
             false => FunctionState::Connected,
         };
-        report(&self.parts.seat.om, self.parts.seat.id, state);
+        self.parts.report(state);
     }
 }

@@ -7,6 +7,9 @@ use crate::virtio::feature;
 /// The front end knows requests beyond the first ones (`VHOST_USER_F_PROTOCOL_FEATURES`).
 pub(super) const PROTOCOL_FEATURES: u64 = 1 << 30;
 
+/// Memory that the device writes is logged (`VHOST_F_LOG_ALL`).
+pub(super) const LOG_ALL: u64 = 1 << 26;
+
 /// What needs a control queue that the device itself serves, or notifications that carry data.
 const NOT_HERE: u64 = net::RSS
     | net::HASH_REPORT
@@ -24,11 +27,11 @@ const FRONT_END: u64 = net::CTRL_VQ
     | net::GUEST_ANNOUNCE;
 
 /// What is offered.
-pub(super) const OFFERED: u64 = net::OFFERED & !NOT_HERE | PROTOCOL_FEATURES;
+pub(super) const OFFERED: u64 = net::OFFERED & !NOT_HERE | PROTOCOL_FEATURES | LOG_ALL;
 
 /// What the device has to know of acknowledged features; `None` when they do not work together.
 pub(super) fn of_device(acknowledged: u64) -> Option<u64> {
-    let features = acknowledged & !(FRONT_END | PROTOCOL_FEATURES);
+    let features = acknowledged & !(FRONT_END | PROTOCOL_FEATURES | LOG_ALL);
     let works = features & feature::VERSION_1 != 0 && net::acceptable(features | net::CTRL_VQ);
     works.then_some(features)
 }

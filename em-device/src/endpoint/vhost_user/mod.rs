@@ -96,6 +96,7 @@ impl VhostUser {
             irqs,
             signals,
             shadow,
+            told: Mutex::default(),
         };
         Ok(Self {
             parts: Arc::new(parts),
@@ -120,7 +121,7 @@ impl VhostUser {
         std::thread::Builder::new()
             .name(format!("vhost-{name}"))
             .spawn(move || {
-                report(&parts.seat.om, parts.seat.id, FunctionState::Waiting);
+                parts.report(FunctionState::Waiting);
                 serve::run(&parts, &shared, &source, &stop);
             })
     }

@@ -98,6 +98,7 @@ impl VhostUserBackendReqHandlerMut for Face {
 
     fn get_protocol_features(&mut self) -> Result<Protocol> {
         Ok(Protocol::MQ
+            | Protocol::LOG_SHMFD
             | Protocol::REPLY_ACK
             | Protocol::CONFIG
             | Protocol::CONFIGURE_MEM_SLOTS
@@ -210,7 +211,7 @@ impl VhostUserBackendReqHandlerMut for Face {
         not_offered("shared memory")
     }
 
-    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
-        not_offered("a log of dirty pages")
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        Ok(self.set_log(log.mmap_offset, log.mmap_size, &file)?)
     }
 }

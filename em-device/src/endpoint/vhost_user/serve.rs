@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use smartep::server::StopFd;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
-use super::super::{lock, report};
+use super::super::lock;
 use super::face::{Face, Parts};
 use super::kicks::{Event, Kicks};
 use super::{Shared, early};
@@ -115,7 +115,7 @@ fn one(
     }
     let id = parts.seat.id;
     *lock(&shared.stream) = Some(for_others);
-    report(&parts.seat.om, id, FunctionState::Connected);
+    parts.report(FunctionState::Connected);
     log::info!("function {id}: a front end is here");
     let face = Arc::new(Mutex::new(Face::new(parts.clone(), kicks.clone())));
     let mut handler = BackendReqHandler::from_stream(stream, face.clone());
@@ -123,7 +123,7 @@ fn one(
     lock(&face).leave();
     *lock(&shared.running) = false;
     *lock(&shared.stream) = None;
-    report(&parts.seat.om, id, FunctionState::Waiting);
+    parts.report(FunctionState::Waiting);
     // Last, so that a front end that is cut off learns of it when nothing touches its memory any more.
     drop((handler, copy));
     end

@@ -1,7 +1,9 @@
 //! Queues that start and stop one by one, while others run.
 
 use super::{NetDevice, WIRING, note_of};
+use crate::net::dirty::DirtyLog;
 use crate::net::links::Links;
+use crate::net::queue::NetQueue;
 use crate::virtio::common::QueueSetup;
 use crate::virtio::ring::{Ring, RingFeatures};
 use std::time::Instant;
@@ -71,6 +73,27 @@ impl NetDevice {
     pub fn use_pairs(&mut self, pairs: u16) {
         if let Some(session) = &mut self.session {
             session.settings.pairs = pairs.clamp(1, self.spec.queue_pairs);
+        }
+    }
+
+    /// What the device writes is logged from now on, or not any more.
+    pub fn log_to(&mut self, log: Option<DirtyLog>) {
+        self.pool.written = log.as_ref().map(|_| Vec::new());
+        self.log = log;
+    }
+
+    /// Logs what a round may have written: rings as a whole, buffers whether they were filled or put back.
+    pub(super) fn log_writes(&mut self) {
+        let (Some(log), Some(written)) = (&self.log, &mut self.pool.written) else {
+            return;
+        };
+        for (addr, len) in written.drain(..) {
+            log.mark(addr, len);
+        }
+        for ring in self.queues.iter().filter_map(NetQueue::ring) {
+            for (addr, len) in ring.written_areas() {
+                log.mark(addr, len);
+            }
         }
     }
 }

@@ -198,6 +198,14 @@ impl Ring {
         }
     }
 
+    /// Guest addresses and lengths of the parts that the device writes.
+    pub fn written_areas(&self) -> [(u64, u64); 2] {
+        match &self.0 {
+            Kind::Split(ring) => [ring.written_area(), (0, 0)],
+            Kind::Packed(ring) => ring.written_areas(),
+        }
+    }
+
     /// Buffers that were published since the driver was last told, or did not want to be.
     pub fn untold(&self) -> u16 {
         match &self.0 {

@@ -166,6 +166,12 @@ impl PackedRing {
         (self.next_avail, self.next_used)
     }
 
+    /// The descriptor ring and the device's events.
+    pub(super) fn written_areas(&self) -> [(u64, u64); 2] {
+        let bytes = DESCRIPTOR_BYTES * u64::from(self.setup.size);
+        [(self.setup.desc, bytes), (self.setup.used, 4)]
+    }
+
     pub(super) fn untold(&self) -> u16 {
         self.untold
     }

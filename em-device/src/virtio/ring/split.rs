@@ -74,6 +74,12 @@ impl SplitRing {
         self.next_avail.0
     }
 
+    /// The used ring.
+    pub(super) fn written_area(&self) -> (u64, u64) {
+        let bytes = RING + USED_ENTRY * u64::from(self.setup.size) + 2;
+        (self.setup.used, bytes)
+    }
+
     pub(super) fn untold(&self) -> u16 {
         (self.next_used - self.signalled).0
     }

@@ -14,6 +14,7 @@ use distdpu_tests::virtio_net::features::{
 use distdpu_tests::virtio_net::{Guest, Setup, VirtioNet};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 
 /// A guest behind a vhost-user front end, and one behind vfio-user.
@@ -223,6 +224,64 @@ fn memory_that_no_ring_uses_comes_and_goes_under_traffic() {
     }
     let stats = mixed.dpu.function_stats(0).unwrap();
     assert_eq!(stats["dma_ranges"], 4);
+}
+
+/// Frames that the function with the front end has received.
+fn received(dpu: &Dpu) -> Option<u64> {
+    let stats = dpu.function_stats(0).ok()?;
+    stats["queues"][0]["packets"].as_u64()
+}
+
+#[test]
+fn every_page_that_the_device_writes_is_logged_as_long_as_that_is_wanted() {
+    let mut mixed = Mixed::new(Slots::Table, Guest::default());
+    for features in kinds() {
+        mixed.start(Setup {
+            features,
+            ..Setup::default()
+        });
+        let bytes = mixed.a.memory.end() / 4096 / 8;
+        let file = rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, bytes).unwrap();
+        let mut log = vec![0; bytes as usize];
+        mixed.front.log(Some((file.as_fd(), bytes))).unwrap();
+        let pages = mixed.a.memory.end() / 4096;
+        let page = |a: &VirtioNet, n| a.memory.bytes(4096 * n, 4096).unwrap();
+        let before: Vec<_> = (0..pages).map(|n| page(&mixed.a, n)).collect();
+        let packets: Vec<_> = (0..40).map(|n| flow(1, 0).frame(900, n)).collect();
+        let already = received(&mixed.dpu).unwrap();
+        for packet in &packets {
+            mixed.b.send(packet).unwrap();
+        }
+        mixed.b.drain(0).unwrap();
+        wait_for("the frames", SOON, || {
+            (received(&mixed.dpu)? >= already + 40).then_some(())
+        })
+        .unwrap();
+        mixed.front.pause().unwrap();
+        rustix::io::pread(&file, &mut log[..], 0).unwrap();
+        let logged = |n: u64| log[(n / 8) as usize] >> (n % 8) & 1 == 1;
+        let mut written = 0;
+        for (n, before) in (0..pages).zip(&before) {
+            let changed = page(&mixed.a, n) != *before;
+            written += u64::from(changed);
+            assert!(!changed || logged(n), "page {n} was written and not logged");
+        }
+        assert!(written > 8, "{written} pages");
+        let count = (0..pages).filter(|n| logged(*n)).count() as u64;
+        // Buffers as a whole, which are large without merging.
+        let most = if features & MRG_RXBUF == 0 { 2000 } else { 100 };
+        assert!(count < written + most, "{count} pages for {written}");
+        mixed.front.go_on().unwrap();
+        for packet in &packets {
+            assert_eq!(mixed.a.receive().unwrap().frame, packet.frame);
+        }
+        // Not any more.
+        rustix::io::pwrite(&file, &vec![0; bytes as usize], 0).unwrap();
+        exchange(&mut mixed.b, &mut mixed.a, &flow(1, 0).frame(900, 1));
+        rustix::io::pread(&file, &mut log[..], 0).unwrap();
+        assert!(log.iter().all(|byte| *byte == 0));
+    }
 }
 
 #[test]
