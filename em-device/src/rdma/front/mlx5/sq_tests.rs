@@ -199,7 +199,7 @@ fn nonsense_is_bad() {
         (Service::Rc, 0x08, &vec![]),
         (Service::Rc, 0x0a, &many),
         (Service::Rc, 0x0a, &join(&[&data, &inline(b"x")])),
-        (Service::Rc, 0x0a, &join(&[&inline(b"x"), &data])),
+        (Service::Rc, 0x10, &join(&[&addr, &inline(b"x"), &data])),
         (Service::Rc, 0x10, &join(&[&addr, &inline(b"x")])),
         (Service::Rc, 0x11, &both),
         (Service::Rc, 0x12, &nine),
