@@ -174,6 +174,8 @@ pub struct RemoteControl {
     queued: VecDeque<RegisterWrite>,
     /// Since when there are writes for which there was no OM.
     since: Option<Instant>,
+    /// A function level reset was answered and not told yet.
+    flr: bool,
     /// See [`RETURN`].
     patience: Duration,
 }
@@ -193,6 +195,7 @@ impl RemoteControl {
             overlay,
             queued: VecDeque::new(),
             since: None,
+            flr: false,
             patience: RETURN,
         }
     }
@@ -223,12 +226,13 @@ impl RemoteControl {
 
     fn write_queued(&mut self) -> Option<ConfigState> {
         let mut state = ConfigState::default();
-        let mut flr = false;
         while let Some(write) = self.queued.front() {
             state = ConfigState::from_bits(self.om.write(write)?);
-            flr |= state.flr;
+            // Kept until it is told, also when a later write has to wait.
+            self.flr |= state.flr;
             self.queued.pop_front();
         }
+        let flr = std::mem::take(&mut self.flr);
         Some(ConfigState { flr, ..state })
     }
 }
@@ -258,6 +262,8 @@ impl ControlSide for RemoteControl {
 
     fn reset(&mut self) -> ConfigState {
         self.queued.clear();
+        self.since = None;
+        self.flr = false;
         let Some(write) = RegisterWrite::reset(self.function) else {
             return self.state();
         };

@@ -80,6 +80,8 @@ pub(super) struct Qp<F: Front> {
     pub(super) rung: bool,
     /// In state [`QpState::Error`]: whether the receive queue may have entries.
     pub(super) receive_rung: bool,
+    /// Nobody answers any more, and the first request that is flushed says so.
+    pub(super) lost: bool,
     /// Until the next look at the receive queue in that state.
     look: Duration,
     pub(super) requester: Requester,
@@ -121,6 +123,7 @@ impl<F: Front> Qp<F> {
             ready: false,
             rung: false,
             receive_rung: false,
+            lost: false,
             look: LOOK.0,
             requester: Requester::default(),
             responder: Responder::default(),
@@ -256,13 +259,19 @@ impl<F: Front> Qp<F> {
                     position: self.send.as_ref().map_or(0, SendQueue::position),
                     psn: self.requester.next_psn,
                 };
-                self.complete_send((cookie, then), done, Status::Flushed, sh, cx);
+                let status = match std::mem::take(&mut self.lost) {
+                    true => Status::RetryExceeded,
+                    false => Status::Flushed,
+                };
+                self.complete_send((cookie, then), done, status, sh, cx);
                 self.rung = n == FLUSH - 1;
                 if sh.spent > LISTS {
                     self.rung = true;
                     break;
                 }
             }
+            // What is posted from now on is posted to a queue pair in error.
+            self.lost = false;
         }
         if self.receive_rung && self.state == QpState::Error {
             self.receive_rung = false;
@@ -301,6 +310,7 @@ impl<F: Front> Qp<F> {
         self.established = false;
         self.rung = false;
         self.receive_rung = false;
+        self.lost = false;
         self.requester = Requester::default();
         self.responder = Responder::default();
         self.answer_timer.due = None;

@@ -235,7 +235,7 @@ impl<F: Front> Qp<F> {
 
     /// Takes the next request. `false`: there is none.
     #[inline]
-    pub(super) fn take(&mut self, sh: &mut Shared<F>, cx: &mut Context<'_>) -> bool {
+    fn take(&mut self, sh: &mut Shared<F>, cx: &mut Context<'_>) -> bool {
         let next = match &mut self.send {
             Some(queue) => queue.next(cx.memory, &sh.regions),
             None => Next::Empty,

@@ -1,6 +1,6 @@
 //! The engine at work: rounds, packets, timers.
 
-use super::requester::Turn;
+use super::requester::{Fate, Turn};
 use super::timers::Kind;
 use super::{Context, Engine};
 use crate::rdma::packet::{Body, NotSent, Packet, Request, Verdict};
@@ -228,12 +228,13 @@ impl<F: Front> Engine<F> {
             if !revoked || !qp.receives() {
                 continue;
             }
-            // What is posted and not begun yet finds nobody either.
-            if qp.service == Service::Rc
-                && qp.state == QpState::Rts
-                && (!qp.requester.flight.is_empty() || qp.take(&mut self.shared, cx))
-            {
-                qp.fail_front(Status::RetryExceeded, &mut self.shared, cx);
+            if qp.service == Service::Rc && matches!(qp.state, QpState::Rts | QpState::Sqd) {
+                match qp.requester.flight.front().map(|flight| flight.fate) {
+                    Some(Fate::Failed(status)) => qp.fail_front(status, &mut self.shared, cx),
+                    Some(_) => qp.fail_front(Status::RetryExceeded, &mut self.shared, cx),
+                    // What is posted and not begun yet finds nobody either.
+                    None => qp.lost = qp.state == QpState::Rts,
+                }
             }
             if qp.state != QpState::Error {
                 qp.fatal(&mut self.shared, cx);

@@ -364,6 +364,28 @@ fn a_successor_counts_one_entry_at_the_most_whatever_the_memory_says() {
 }
 
 #[test]
+fn a_resize_that_was_begun_is_not_refused_to_the_next_process() {
+    let kept = Kept::create().unwrap();
+    let memory = Memory::new();
+    let (old, new) = (
+        Place::new(&memory, 0, 64 << 3),
+        Place::new(&memory, 1, 64 << 2),
+    );
+    let reader = memory.table.reader();
+    let view = reader.pin();
+    let mut cq = Cq::new(setup(&old, 3, 64)).unwrap();
+    cq.keep_in(kept.cq(9).unwrap());
+    Driver::prepare(&old, 3, 64);
+    // Exactly what the new buffer holds.
+    (0..4).for_each(|n| drop(cq.push(&completion(n), &view)));
+    assert_eq!(cq.resize(new.buffer(), 2, &view), Ok(Pushed::Stored));
+    drop(cq);
+    let mut cq = Cq::new(setup(&old, 3, 64)).unwrap();
+    cq.restore(kept.cq(9).unwrap(), &view);
+    assert_eq!(cq.resize(new.buffer(), 2, &view), Ok(Pushed::Stored));
+}
+
+#[test]
 fn a_resize_in_whose_middle_a_process_died_is_told_once() {
     let kept = Kept::create().unwrap();
     let memory = Memory::new();
