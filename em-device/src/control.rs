@@ -37,7 +37,12 @@ impl std::fmt::Debug for OmLink {
 impl OmLink {
     /// Replaces the connection.
     pub fn set(&self, fabric: Option<Arc<dyn Fabric>>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = fabric;
+        let former = std::mem::replace(
+            &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner),
+            fabric,
+        );
+        // Not under the lock: the end of a connection waits for threads that may ask for the OM.
+        drop(former);
     }
 
     /// The connection, when it is up.

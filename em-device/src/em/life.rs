@@ -131,7 +131,7 @@ impl Shared {
                 while shared.is_orphan_for(pauses.next()) {
                     let waits = lock(&shared.returning).is_some();
                     if let Some(Err(why)) = (!waits).then(|| shared.come_back()) {
-                        lock(&shared.returning).take();
+                        shared.do_not_return();
                         let why = format!("no OM takes this EM: {why}");
                         match shared.settings.om.is_remote() && why != said {
                             true => log::warn!("{why}"),
@@ -199,6 +199,13 @@ impl Shared {
             call(Request::ReturnLink(link.clone()), &fds)?;
         }
         call(Request::Returned, &[])
+    }
+
+    /// The OM that was to adopt this EM does not.
+    pub(super) fn do_not_return(&self) {
+        let gone = lock(&self.returning).take();
+        // Not under the lock: the end of a connection waits for a thread that comes here too.
+        drop(gone);
     }
 
     /// An OM took a function over that was returned.

@@ -432,7 +432,7 @@ impl Handler for FromOm {
 
     fn down(&self, reason: &FabricError) {
         log::warn!("the OM is gone ({reason}); guests are served, and another OM is looked for");
-        lock(&self.0.returning).take();
+        self.0.do_not_return();
         self.0.set_phase(Phase::Orphan);
         self.0.look_for_another();
     }

@@ -142,22 +142,24 @@ impl Conductor {
         if let Err(reason) = fabric.check_name(&hello.em) {
             return refused(reason.to_string());
         }
+        let remote = self.ems.get(em).is_some_and(|e| e.remote);
+        if remote == fabric.carries_fds() {
+            let (here, there) = match remote {
+                true => ("is `remote`", "on this host"),
+                false => ("is not `remote`", "on another host"),
+            };
+            return refused(format!(
+                "EM \"{}\" {here} in the configuration, and this one is {there}",
+                hello.em
+            ));
+        }
+        // Who is refused above puts nobody out.
         if self.ems.get(em).is_some_and(Supervised::may_be_replaced) {
             self.lost(em, "it connects again");
         }
         let Some(e) = self.ems.get_mut(em) else {
             return;
         };
-        if e.remote == fabric.carries_fds() {
-            let (here, there) = match e.remote {
-                true => ("is `remote`", "on this host"),
-                false => ("is not `remote`", "on another host"),
-            };
-            return refused(format!(
-                "EM \"{}\" {here} in the configuration, and this one is {there}",
-                e.name
-            ));
-        }
         if e.session.is_some() {
             return refused(format!("EM \"{}\" is connected already", e.name));
         }
