@@ -18,6 +18,9 @@ def LAB():
             "extra": ("-drive", drive, "-device", "virtio-blk-pci,drive=programs,addr=0x10")}
 
 
+# What UCX needs for that it makes through DEVX, which the device does not have.
+NO_REMOTE_FLUSH = re.compile(r"flush\(remote\) is not supported|error during flush: Unsupported operation")
+
 MOUNT = """
 set -e
 [ ! -d /programs/usr ] || exit 0
@@ -88,7 +91,8 @@ def test_ucx_perftest(ctx):
             text = between(ctx, f"env {server} ucx_perftest {common} -t {test}",
                            f"env {client} ucx_perftest {ctx.lab.ip(0)} {common} -t {test}")
             assert "Final:" in text, (transport, test, text[-600:])
-            assert "ERROR" not in text and "WARN" not in text, (transport, test, text[-600:])
+            bad = [line for line in text.splitlines() if re.search("ERROR|WARN", line) and not NO_REMOTE_FLUSH.search(line)]
+            assert not bad, (transport, test, bad[:5])
     clean(ctx)
 
 
