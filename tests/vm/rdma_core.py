@@ -32,7 +32,7 @@ CANNOT = {
     "test_rdmacm.CMTestCase.test_rdmacm_async_ex_multicast_traffic": MULTICAST,
 }
 # What the driver logs about those.
-EXPECTED = ("CREATE_QP(0x500)", "Create QP type 10", "ATTACH_TO_MCG", "failed attaching QPN",
+EXPECTED = ("CREATE_QP(0x500)", "MODIFY_CQ(0x403)", "Create QP type 10", "ATTACH_TO_MCG", "failed attaching QPN",
             "counters are not supported on current FW")
 
 
