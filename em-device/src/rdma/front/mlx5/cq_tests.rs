@@ -377,7 +377,9 @@ fn a_resize_that_was_begun_is_not_refused_to_the_next_process() {
     cq.keep_in(kept.cq(9).unwrap());
     Driver::prepare(&old, 3, 64);
     // Exactly what the new buffer holds.
-    (0..4).for_each(|n| drop(cq.push(&completion(n), &view)));
+    for n in 0..4 {
+        cq.push(&completion(n), &view);
+    }
     assert_eq!(cq.resize(new.buffer(), 2, &view), Ok(Pushed::Stored));
     drop(cq);
     let mut cq = Cq::new(setup(&old, 3, 64)).unwrap();
