@@ -196,6 +196,7 @@ impl NetDevice {
     /// Lets go of all queues; nothing of the driver's memory is touched after this.
     pub fn stop(&mut self, links: &mut Links) {
         for queue in &mut self.queues {
+            queue.log_ring(self.log.as_ref());
             queue.set_ring(None);
         }
         links.forget_blocked();
@@ -343,7 +344,7 @@ impl NetDevice {
             settle(queue, &view);
             let (_, before) = queue.moved();
             let mut frames = 0;
-            if pair < pairs {
+            if pair < pairs || session.sends_from_all {
                 let sent = transmit::burst(queue, &view, links, &limits, &mut pool.parts, BUDGET);
                 frames = note(queue.index, sent)?;
                 done += frames;
@@ -379,10 +380,10 @@ impl NetDevice {
                 learner,
                 error: None,
             };
-            sink.parts.remember_writable(pool.written.take());
+            sink.parts.remember_written(pool.written.take());
             let received = link.port.receive(BUDGET, &mut sink);
             let error = sink.error;
-            pool.written = sink.parts.take_writable();
+            pool.written = sink.parts.take_written();
             pool.parts = sink.parts.retire();
             done += received;
             if let Some((queue, error)) = error {
@@ -419,11 +420,11 @@ impl NetDevice {
         };
         let pairs = 2 * session.settings.pairs;
         let view = self.memory.pin();
-        let control = session.control;
+        let (control, all) = (session.control, session.sends_from_all);
         for queue in &mut self.queues {
             let asks = match queue.index {
                 index if index == control => true,
-                index if index >= pairs => false,
+                index if index >= pairs && (index % 2 == 0 || !all) => false,
                 index if index % 2 == 1 => queue.blocked.is_none(),
                 index => links
                     .iter()
@@ -432,7 +433,9 @@ impl NetDevice {
             let Some(mut ring) = queue.attach(&view).filter(|_| asks) else {
                 continue;
             };
-            match ring.enable_notification() {
+            let enabled = ring.enable_notification();
+            queue.log_ring(self.log.as_ref());
+            match enabled {
                 Ok(false) => {}
                 Ok(true) => return true,
                 Err(RingError::Unmapped) => self.stalled = true,
@@ -456,6 +459,7 @@ impl NetDevice {
             if let Some(mut ring) = queue.attach(&view) {
                 // Only spares notifications; where it fails there are none to spare.
                 let _ = ring.disable_notification();
+                queue.log_ring(self.log.as_ref());
             }
         }
     }

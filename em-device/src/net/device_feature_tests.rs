@@ -405,7 +405,8 @@ fn a_queue_that_is_reset_alone_begins_anew_and_the_others_do_not_notice() {
 fn beginning(features: u64) -> u32 {
     match features & RING_PACKED {
         0 => 0,
-        _ => 0x8000_8000,
+        // As DPDK's virtio-user says it, without the upper half.
+        _ => 0x8000,
     }
 }
 
@@ -465,18 +466,18 @@ fn positions_that_a_ring_does_not_have_are_refused() {
         let size = u32::from(SIZE);
         let wrong = match offered & RING_PACKED {
             0 => vec![1 << 16, 0x8000_0000],
-            _ => vec![
-                start | size,
-                start | size << 16,
-                start + 2 + (3 << 16),
-                0x8000_0001,
-            ],
+            _ => vec![start | size, size, 0x7fff, 0x8000_8000 | size],
         };
         for position in wrong {
             let started = b.device.start_queue_at(0, setup, position);
             assert!(!started, "{position:#x}");
         }
         assert!(b.device.start_queue_at(0, setup, start));
+        if offered & RING_PACKED != 0 {
+            // Both halves are told, whatever was said.
+            let position = b.device.stop_queue(0, &mut b.links);
+            assert_eq!(position, Some(0x8000_8000));
+        }
         assert!(!b.device.start_queue_at(99, setup, start));
     }
 }
@@ -492,19 +493,42 @@ fn without_a_control_queue_pairs_are_used_as_the_face_says() {
         let setup = b.rings[queue].setup;
         assert!(b.device.start_queue_at(queue as u16, setup, start));
     }
-    let answers = |b: &mut Bench| {
+    for pairs in [2, 99, 0] {
+        b.device.use_pairs(pairs);
+        let session = b.device.session.as_ref().unwrap();
+        assert_eq!(session.settings.pairs, pairs.clamp(1, 2));
+        // What is to be sent is taken from each ring there is.
         b.rings[3].chain(0, &[(DATA, 72, 0)]);
         b.turns();
-        b.rings[3].take_used().len()
-    };
-    assert_eq!(answers(&mut b), 0, "a pair that is not in use");
-    b.device.use_pairs(2);
-    b.turns();
-    assert_eq!(b.rings[3].take_used().len(), 1);
-    b.device.use_pairs(99);
-    assert_eq!(answers(&mut b), 1);
-    b.device.use_pairs(0);
-    assert_eq!(answers(&mut b), 0);
+        assert_eq!(b.rings[3].take_used().len(), 1);
+    }
+    b.device.arm(&mut b.links);
+    assert!(b.rings[3].wants_kick());
+}
+
+#[test]
+fn a_transmit_queue_that_discards_gives_all_back_and_sends_nothing() {
+    for offered in RINGS {
+        let mut b = Bench::new(offered);
+        b.start_rings(offered);
+        b.device.wired();
+        b.device.open(offered, &mut b.links);
+        let setup = b.rings[TX].setup;
+        let started = b
+            .device
+            .start_queue_at(TX as u16, setup, beginning(offered));
+        assert!(started);
+        b.device.discard_from(TX as u16, true);
+        for n in 1..40 {
+            b.send(&[0; 12], &frame(60));
+            assert_eq!(b.rings[TX].take_used().len(), 1);
+            assert_eq!(b.dropped(TX, drop_reason::NOT_RUNNING), n);
+        }
+        assert_eq!(b.device.stats().queues[TX].packets, 0);
+        b.device.discard_from(TX as u16, false);
+        b.send(&[0; 12], &frame(60));
+        assert_eq!(b.device.stats().queues[TX].packets, 1);
+    }
 }
 
 #[test]

@@ -566,5 +566,8 @@ fn a_known_peer_gets_its_frames_alone() {
     }
 }
 
+#[path = "device_log_tests.rs"]
+mod logged_pages;
+
 #[path = "device_feature_tests.rs"]
 mod features_of_drivers;

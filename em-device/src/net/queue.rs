@@ -1,5 +1,6 @@
 //! A virtqueue of the function with what is counted about it.
 
+use super::dirty::DirtyLog;
 use super::moderation::Moderation;
 use crate::frame::FrameMeta;
 use crate::virtio::ring::{Attached, Ring};
@@ -101,6 +102,8 @@ pub struct NetQueue {
     pub index: u16,
     name: String,
     ring: Option<Ring>,
+    /// Where the ring was when it was last logged.
+    logged: Option<u32>,
     packets: u64,
     bytes: u64,
     interrupts: u64,
@@ -111,6 +114,8 @@ pub struct NetQueue {
     marked: (u64, u64),
     /// Since when its frames find no room.
     pub blocked: Option<Instant>,
+    /// Its frames are dropped: buffers of a transmit queue that is not enabled go back without being sent.
+    pub discards: bool,
     /// What its driver was not told yet.
     pub moderation: Moderation,
 }
@@ -135,6 +140,7 @@ impl NetQueue {
             index,
             name,
             ring: None,
+            logged: None,
             packets: 0,
             bytes: 0,
             interrupts: 0,
@@ -143,6 +149,7 @@ impl NetQueue {
             base: Figures::default(),
             marked: (0, 0),
             blocked: None,
+            discards: false,
             moderation: Moderation::new(index % 2 == 1),
         }
     }
@@ -150,6 +157,7 @@ impl NetQueue {
     /// Gives it a ring or takes it away.
     pub fn set_ring(&mut self, ring: Option<Ring>) {
         self.ring = ring;
+        self.logged = None;
         self.blocked = None;
         self.moderation.settle();
     }
@@ -161,9 +169,21 @@ impl NetQueue {
         ring
     }
 
-    /// Its ring between bursts.
-    pub fn ring(&self) -> Option<&Ring> {
-        self.ring.as_ref()
+    /// Logs the parts of its ring that the device writes.
+    pub fn log_ring(&self, log: Option<&DirtyLog>) {
+        if let (Some(log), Some(ring)) = (log, &self.ring) {
+            for (addr, len) in ring.written_areas() {
+                log.mark(addr, len);
+            }
+        }
+    }
+
+    /// The same if buffers were given back since the last call.
+    pub fn log_ring_that_moved(&mut self, log: &DirtyLog) {
+        let position = self.ring.as_ref().map(Ring::position);
+        if std::mem::replace(&mut self.logged, position) != position {
+            self.log_ring(Some(log));
+        }
     }
 
     /// Whether it has a ring.

@@ -29,7 +29,7 @@ pub struct Pool {
     pub heads: Vec<(Head, u64)>,
     /// Segments of a frame.
     pub segmenter: Segmenter,
-    /// Where buffers were that may have been written, if somebody wants to know.
+    /// Guest addresses and lengths of what was written to buffers, if somebody wants to know.
     pub written: Option<Vec<(u64, u64)>>,
 }
 
@@ -283,6 +283,7 @@ impl<'v> Sink<'_, 'v> {
         if let Some((at, sum)) = patch {
             self.parts.write(self.header + at, &sum);
         }
+        self.parts.wrote(need);
         let mut left = need;
         for (head, room) in self.heads.iter() {
             let written = left.min(*room);

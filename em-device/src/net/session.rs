@@ -31,6 +31,8 @@ pub(super) struct Session {
     pub(super) header: usize,
     /// Index of the control queue.
     pub(super) control: u16,
+    /// Transmit queues are served when they have a ring, whatever the number of pairs.
+    pub(super) sends_from_all: bool,
 }
 
 impl Session {
@@ -44,6 +46,7 @@ impl Session {
             header: header::bytes_of(features),
             // With one pair the third queue is the control queue (virtio 1.3 §5.1.2).
             control: if several { 2 * spec.queue_pairs } else { 2 },
+            sends_from_all: false,
         };
         session.take_offloads();
         session

@@ -41,7 +41,7 @@ pub fn burst(
     pool: &mut Spare,
     budget: usize,
 ) -> Result<usize, RingError> {
-    let mut blocked = queue.blocked;
+    let (mut blocked, discards) = (queue.blocked, queue.discards);
     let Some((mut ring, mut counters)) = queue.parts(view) else {
         return Ok(0);
     };
@@ -60,7 +60,11 @@ pub fn burst(
         };
         let mut meta = FrameMeta::default();
         let last_try = blocked.is_some_and(|since| since.elapsed() >= PATIENCE);
-        match frame(taken.chain, &mut parts, links, limits, last_try, &mut meta) {
+        let forwarded = match discards {
+            true => (Forwarded::Dropped(drop_reason::NOT_RUNNING), 0),
+            false => frame(taken.chain, &mut parts, links, limits, last_try, &mut meta),
+        };
+        match forwarded {
             (Forwarded::Full, _) => {
                 ring.unpop(taken.head.slots);
                 blocked.get_or_insert_with(Instant::now);
@@ -72,7 +76,12 @@ pub fn burst(
                 blocked = None;
             }
             // A wire that stays full is not waited for at each frame anew.
-            (Forwarded::Dropped(reason), _) => counters.dropped(reason),
+            (Forwarded::Dropped(reason), _) => {
+                counters.dropped(reason);
+                if discards {
+                    blocked = None;
+                }
+            }
         }
         done += 1;
         if let Err(error) = ring.push_used(taken.head, 0) {

@@ -80,8 +80,10 @@ const SLICE_WORDS: usize = size_of::<VolatileSlice<'static>>() / size_of::<usize
 #[derive(Debug, Default)]
 pub struct Parts<'v> {
     slices: Vec<VolatileSlice<'v>>,
-    /// Guest addresses and lengths of what may be written, if somebody wants to know.
-    writable: Option<Vec<(u64, u64)>>,
+    /// Guest addresses and lengths of what may be written, while somebody wants to know what is.
+    writable: Vec<(u64, u64)>,
+    /// Guest addresses and lengths of what was written, if somebody wants to know.
+    written: Option<Vec<(u64, u64)>>,
 }
 
 impl<'v> Parts<'v> {
@@ -91,18 +93,34 @@ impl<'v> Parts<'v> {
         let slices = spare.0.into_iter().map_while(|_| None).collect();
         Self {
             slices,
-            writable: None,
+            writable: Vec::new(),
+            written: None,
         }
     }
 
-    /// Remembers in `ranges` where the device may write, until [`Self::take_writable`].
-    pub fn remember_writable(&mut self, ranges: Option<Vec<(u64, u64)>>) {
-        self.writable = ranges;
+    /// Remembers in `ranges` what [`Self::wrote`] says, until [`Self::take_written`].
+    pub fn remember_written(&mut self, ranges: Option<Vec<(u64, u64)>>) {
+        self.written = ranges;
     }
 
     /// What was remembered.
-    pub fn take_writable(&mut self) -> Option<Vec<(u64, u64)>> {
-        self.writable.take()
+    pub fn take_written(&mut self) -> Option<Vec<(u64, u64)>> {
+        self.written.take()
+    }
+
+    /// The first `bytes` of what may be written were written.
+    pub fn wrote(&mut self, bytes: u64) {
+        let Some(written) = &mut self.written else {
+            return;
+        };
+        let mut left = bytes;
+        for (addr, len) in self.writable.drain(..) {
+            let part = len.min(left);
+            left -= part;
+            if part != 0 {
+                written.push((addr, part));
+            }
+        }
     }
 
     /// Keeps the allocation; the view may go.
@@ -114,6 +132,7 @@ impl<'v> Parts<'v> {
     /// Removes all.
     pub fn clear(&mut self) {
         self.slices.clear();
+        self.writable.clear();
     }
 
     /// Keeps the first `count` slices.
@@ -175,14 +194,25 @@ impl<'v> Parts<'v> {
             true => (Access::Write, Permissions::Write),
             false => (Access::Read, Permissions::Read),
         };
-        if let Some(ranges) = self.writable.as_mut().filter(|_| write) {
-            ranges.push((addr, len));
-        }
         if let Ok(span) = view.translate(addr, len, access) {
             self.slices.push(span.as_volatile_slice());
-            return Ok(());
+        } else {
+            self.push_pieces(view, addr, len, permissions)?;
         }
-        // A buffer over several ranges, as behind a virtual IOMMU.
+        if write && self.written.is_some() {
+            self.writable.push((addr, len));
+        }
+        Ok(())
+    }
+
+    /// A buffer over several ranges, as behind a virtual IOMMU.
+    fn push_pieces(
+        &mut self,
+        view: &'v DotView<'_>,
+        addr: u64,
+        len: u64,
+        permissions: Permissions,
+    ) -> Result<(), BadChain> {
         let count = usize::try_from(len).map_err(|_| BadChain::NotMapped)?;
         let pieces = view
             .get_slices(GuestAddress(addr), count, permissions)

@@ -145,6 +145,31 @@ fn readable_and_writable_bytes_are_counted_apart() {
 }
 
 #[test]
+fn only_what_was_written_is_remembered_whatever_descriptors_claim() {
+    let memory = Memory::new();
+    let driver = Driver::new(&memory, 0, SIZE);
+    driver.descriptor(0, (DATA, 100), WRITE | NEXT, 1);
+    driver.descriptor(1, (DATA + 0x1000, 100), WRITE, 0);
+    driver.descriptor(2, (DATA, 100), WRITE | NEXT, 3);
+    driver.descriptor(3, (DATA, u32::MAX), WRITE, 0);
+    let reader = memory.table.reader();
+    let view = reader.pin();
+    let table = GuestArea::new(&view, driver.setup.desc, 16 * u64::from(SIZE), Access::Read);
+    let mut parts = Parts::default();
+    parts.remember_written(Some(Vec::new()));
+    for _ in 0..100 {
+        let bad = walk(&view, &table, SIZE, 2, false, &mut parts);
+        assert_eq!(bad.unwrap_err(), BadChain::NotMapped);
+        parts.clear();
+    }
+    assert_eq!(parts.writable, []);
+    walk(&view, &table, SIZE, 0, false, &mut parts).unwrap();
+    parts.wrote(130);
+    let want = vec![(DATA, 100), (DATA + 0x1000, 30)];
+    assert_eq!(parts.take_written(), Some(want));
+}
+
+#[test]
 fn an_indirect_chain_may_be_longer_than_the_queue() {
     let entries = 3 * SIZE;
     let (walked, slices) = walk_with(true, |d| {

@@ -387,8 +387,8 @@ impl Inside {
     fn empty_base(&self) -> u32 {
         match self.registers.accepted & RING_PACKED {
             0 => 0,
-            // Both wrap counters set.
-            _ => 0x8000_8000,
+            // The wrap counter of what is available, as DPDK's virtio-user says it.
+            _ => 0x8000,
         }
     }
 

@@ -80,6 +80,19 @@ pub(super) enum FaceError {
     /// Too many ranges.
     #[error("more than {0} ranges of memory")]
     TooManyRanges(usize),
+    /// More memory than one front end may have mapped.
+    #[error("{bytes} bytes of {what} are more than {most}")]
+    TooMuch {
+        /// What for.
+        what: &'static str,
+        /// What would be mapped in all.
+        bytes: u64,
+        /// What may be.
+        most: u64,
+    },
+    /// A descriptor of something else than memory.
+    #[error("{0} is neither a memfd nor on tmpfs or hugetlbfs")]
+    NoMemoryFile(&'static str),
     /// A descriptor that is no eventfd.
     #[error("the descriptor for ring {ring} cannot be used: {source}")]
     Descriptor {

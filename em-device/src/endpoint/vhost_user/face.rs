@@ -11,6 +11,7 @@ use smartep::irq::Irqs;
 use smartep::shadow::ShadowReader;
 
 use super::super::{Seat, lock, report};
+use super::descriptors;
 use super::error::FaceError;
 use super::features;
 use super::kicks::Kicks;
@@ -35,6 +36,9 @@ pub(super) struct Parts {
 
 /// The OM is not told more often than this: a front end that comes, starts, stops and goes as fast as it can waits.
 const NEWS: Duration = Duration::from_millis(5);
+
+/// Bytes of a log: for guest addresses below 32 TiB, since there may be holes in them.
+const MOST_LOG: u64 = 1 << 30;
 
 impl Parts {
     /// Tells the OM where the function is in its life. For the function's thread, which may wait.
@@ -76,7 +80,7 @@ impl Parts {
 pub(super) struct Face {
     pub(super) parts: Arc<Parts>,
     kicks: Arc<Kicks>,
-    memory: Regions,
+    pub(super) memory: Regions,
     rings: Vec<Vring>,
     /// What the front end acknowledged, bits of the protocol included.
     features: u64,
@@ -163,6 +167,16 @@ impl Face {
 
     /// Where to log which pages the device writes: `size` bytes from `offset` on in a file.
     pub(super) fn set_log(&mut self, offset: u64, size: u64, file: &File) -> Result<(), FaceError> {
+        if size > MOST_LOG {
+            return Err(FaceError::TooMuch {
+                what: "a log",
+                bytes: size,
+                most: MOST_LOG,
+            });
+        }
+        if !descriptors::is_memory(file) {
+            return Err(FaceError::NoMemoryFile("the log"));
+        }
         let mapping = HostMapping::new(file.as_fd(), offset, size, Perm::RW);
         let mapping = mapping.map_err(FaceError::Log)?;
         // Kept until the data path has the new one, so that it is not the one to unmap.
@@ -238,7 +252,7 @@ impl Face {
     /// A ring starts: its notifications come by this descriptor.
     pub(super) fn set_kick(&mut self, ring: u8, file: Option<File>) -> Result<(), FaceError> {
         let index = self.index(u32::from(ring))?;
-        let kick = OwnedFd::from(file.ok_or(FaceError::Polled(index))?);
+        let kick = eventfd(index, file.ok_or(FaceError::Polled(index))?)?;
         self.drop_kick(index);
         self.kicks
             .add(&kick, index)
@@ -275,7 +289,8 @@ impl Face {
     }
 
     fn set_vector(&self, ring: u16, vector: u16, file: Option<File>) -> Result<(), FaceError> {
-        let set = self.parts.irqs.set(vector, file.map(OwnedFd::from));
+        let file = file.map(|file| eventfd(ring, file)).transpose()?;
+        let set = self.parts.irqs.set(vector, file);
         set.map(|_| ()).map_err(|error| FaceError::Descriptor {
             ring,
             source: rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO),
@@ -326,20 +341,29 @@ impl Face {
         let Some(vring) = self.rings.get(usize::from(index)) else {
             return Ok(());
         };
-        let wanted = vring.kick.is_some() && (vring.enabled || always);
+        let enabled = vring.enabled || always;
+        let transmits = index % 2 == 1;
+        let wanted = vring.kick.is_some() && (enabled || transmits);
         let before = self.is_running();
+        if transmits {
+            let seat = &self.parts.seat;
+            seat.on_device(move |f| f.device.discard_from(index, !enabled));
+        }
         match (wanted, vring.running.is_some()) {
             (true, false) => self.start(index)?,
             (false, true) => self.stop(index),
-            _ => return Ok(()),
+            _ => {}
         }
-        let receivers = self.rings.iter().step_by(2);
-        let pairs = receivers.take_while(|ring| ring.running.is_some()).count() as u16;
-        self.parts
-            .seat
-            .on_device(move |f| f.device.use_pairs(pairs));
         if !self.is_running() {
             self.close();
+        }
+        // One that stops for a while keeps its frames from others: those behind it go on.
+        let receivers = self.rings.iter().step_by(2);
+        let used = receivers.take_while(|ring| ring.in_use && (ring.enabled || always));
+        let pairs = used.count() as u16;
+        if self.open {
+            let seat = &self.parts.seat;
+            seat.on_device(move |f| f.device.use_pairs(pairs));
         }
         if before != self.is_running() {
             self.news();
@@ -366,6 +390,7 @@ impl Face {
         match started {
             Some(true) => {
                 vring.running = Some(setup);
+                vring.in_use = true;
                 Ok(())
             }
             Some(false) => Err(FaceError::Position {
@@ -394,6 +419,7 @@ impl Face {
             self.parts.seat.on_device(|f| f.device.stop(&mut f.links));
             self.parts.signals.reset();
             self.parts.set_vectors();
+            self.rings.iter_mut().for_each(|ring| ring.in_use = false);
         }
     }
 
@@ -404,4 +430,8 @@ impl Face {
         };
         self.parts.report(state);
     }
+}
+
+fn eventfd(ring: u16, file: File) -> Result<OwnedFd, FaceError> {
+    descriptors::eventfd(file).map_err(|source| FaceError::Descriptor { ring, source })
 }

@@ -10,21 +10,19 @@ pub(super) const PROTOCOL_FEATURES: u64 = 1 << 30;
 /// Memory that the device writes is logged (`VHOST_F_LOG_ALL`).
 pub(super) const LOG_ALL: u64 = 1 << 26;
 
-/// What needs a control queue that the device itself serves, or notifications that carry data.
+/// What needs a control queue that the device itself serves, or notifications that carry data. A front end does not say
+/// which offloads its driver chose later.
 const NOT_HERE: u64 = net::RSS
     | net::HASH_REPORT
     | net::NOTF_COAL
     | net::VQ_NOTF_COAL
     | net::DEVICE_STATS
+    | net::CTRL_GUEST_OFFLOADS
     | feature::NOTIFICATION_DATA;
 
 /// What the front end does by itself when its driver takes it.
-const FRONT_END: u64 = net::CTRL_VQ
-    | net::CTRL_RX
-    | net::CTRL_VLAN
-    | net::CTRL_MAC_ADDR
-    | net::CTRL_GUEST_OFFLOADS
-    | net::GUEST_ANNOUNCE;
+const FRONT_END: u64 =
+    net::CTRL_VQ | net::CTRL_RX | net::CTRL_VLAN | net::CTRL_MAC_ADDR | net::GUEST_ANNOUNCE;
 
 /// What is offered.
 pub(super) const OFFERED: u64 = net::OFFERED & !NOT_HERE | PROTOCOL_FEATURES | LOG_ALL;
@@ -45,6 +43,7 @@ mod tests {
         let features = of_device(OFFERED).unwrap();
         assert_eq!(features & (net::CTRL_VQ | net::CTRL_RX), 0);
         assert_ne!(features & net::MQ, 0, "pairs are enabled by the front end");
+        assert_eq!(OFFERED & net::CTRL_GUEST_OFFLOADS, 0, "nobody would say");
     }
 
     #[test]

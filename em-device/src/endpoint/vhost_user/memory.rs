@@ -7,10 +7,27 @@ use std::sync::Arc;
 use dot_iommu::{Backing, DotError, DotTable, HostMapping, Perm};
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 
+use super::descriptors;
 use super::error::FaceError;
 
 /// Ranges at the most (`VHOST_USER_GET_MAX_MEM_SLOTS`).
 pub(super) const SLOTS: usize = 512;
+
+/// Bytes that one front end may have mapped: address space is the EM's, which serves others too.
+pub(super) const MOST: u64 = 4 << 40;
+
+/// Whether so much more may be mapped.
+pub(super) fn check_sum(sizes: impl Iterator<Item = u64>) -> Result<(), FaceError> {
+    let bytes = sizes.fold(0, u64::saturating_add);
+    match bytes <= MOST {
+        true => Ok(()),
+        false => Err(FaceError::TooMuch {
+            what: "memory",
+            bytes,
+            most: MOST,
+        }),
+    }
+}
 
 /// A range of memory.
 #[derive(Debug, Clone)]
@@ -40,6 +57,9 @@ impl Region {
                 start: guest,
                 len: size,
             }));
+        }
+        if !descriptors::is_memory(file) {
+            return Err(FaceError::NoMemoryFile("memory"));
         }
         let mapping = HostMapping::new(file.as_fd(), offset, size, Perm::RW).map_err(refused)?;
         Ok(Self {
@@ -75,11 +95,17 @@ impl Regions {
         std::mem::replace(&mut self.0, regions)
     }
 
-    /// One more.
-    pub(super) fn add(&mut self, table: &DotTable, region: Region) -> Result<(), FaceError> {
+    /// Whether there is room for one of `size` bytes.
+    pub(super) fn check_room(&self, size: u64) -> Result<(), FaceError> {
         if self.0.len() >= SLOTS {
             return Err(FaceError::TooManyRanges(SLOTS));
         }
+        check_sum(self.0.iter().map(|r| r.size).chain([size]))
+    }
+
+    /// One more.
+    pub(super) fn add(&mut self, table: &DotTable, region: Region) -> Result<(), FaceError> {
+        self.check_room(region.size)?;
         region.insert(table)?;
         self.0.push(region);
         Ok(())
@@ -185,6 +211,19 @@ mod tests {
         regions.add(&table, region).unwrap();
         let over = Region::map(&described(0x1000, 0x1000, 0, 0), &file).unwrap();
         assert!(regions.add(&table, over).is_err());
+    }
+
+    #[test]
+    fn a_front_end_has_only_so_much_memory_in_all() {
+        let (table, mut regions, file) = (DotTable::new(), Regions::default(), file(0x1000));
+        let region = Region::map(&described(0, 0x1000, 0, 0), &file).unwrap();
+        regions.add(&table, region).unwrap();
+        assert!(regions.check_room(MOST - 0x1000).is_ok());
+        assert!(regions.check_room(MOST).is_err());
+        assert!(regions.check_room(u64::MAX).is_err());
+        assert!(check_sum([MOST / 2, MOST / 2].into_iter()).is_ok());
+        assert!(check_sum([MOST / 2, MOST / 2, 1].into_iter()).is_err());
+        assert!(check_sum([u64::MAX, u64::MAX].into_iter()).is_err());
     }
 
     #[test]

@@ -6,12 +6,13 @@
 //! * [`requests`]: the requests, in terms of
 //! * [`face`]: what a front end said, and how it becomes the data path's;
 //! * [`early`]: one request that has to be done otherwise;
-//! * [`memory`], [`ring`], [`features`]: parts of that;
+//! * [`memory`], [`ring`], [`features`], [`descriptors`]: parts of that;
 //! * [`kicks`]: what the thread waits for.
 //!
 //! The front end shows the device to its driver. So configuration space, control queue and interrupts' vectors are its
 //! own; the function lets all frames in, and pairs are in use when their rings are enabled.
 
+mod descriptors;
 mod early;
 mod error;
 mod face;

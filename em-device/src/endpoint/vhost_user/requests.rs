@@ -14,7 +14,7 @@ use vhost::vhost_user::{
 use super::error::FaceError;
 use super::face::Face;
 use super::features;
-use super::memory::{Region, SLOTS};
+use super::memory::{Region, SLOTS, check_sum};
 
 fn not_offered<T>(what: &'static str) -> Result<T> {
     Err(FaceError::NotOffered(what).into())
@@ -49,6 +49,7 @@ impl VhostUserBackendReqHandlerMut for Face {
         files: Vec<File>,
         _postcopy: Option<bool>,
     ) -> Result<Option<Vec<u64>>> {
+        check_sum(regions.iter().map(|region| region.memory_size))?;
         let all = regions.iter().zip(&files);
         let regions: std::result::Result<_, _> = all
             .map(|(region, file)| Region::map(region, file))
@@ -186,6 +187,7 @@ impl VhostUserBackendReqHandlerMut for Face {
         fd: File,
         _postcopy: Option<bool>,
     ) -> Result<Option<u64>> {
+        self.memory.check_room(region.memory_size)?;
         self.add_memory(Region::map(region, &fd)?)?;
         Ok(None)
     }

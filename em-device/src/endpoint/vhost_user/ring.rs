@@ -10,7 +10,8 @@ use crate::virtio::common::QueueSetup;
 const MAX_SIZE: u32 = 32768;
 
 /// What was said about a ring. A ring is started by its notifications' descriptor and stopped when its position is
-/// asked for; the data path has it while it is started and enabled.
+/// asked for. The data path has it while it is started and, if it is a receive ring, enabled; a transmit ring that is not
+/// enabled is emptied.
 #[derive(Debug, Default)]
 pub(super) struct Vring {
     /// Entries.
@@ -27,6 +28,8 @@ pub(super) struct Vring {
     pub(super) enabled: bool,
     /// Descriptor of its notifications, as long as it is started.
     pub(super) kick: Option<OwnedFd>,
+    /// Whether it ran since the first ring of this driver did.
+    pub(super) in_use: bool,
     /// What the data path has of it.
     pub(super) running: Option<QueueSetup>,
 }

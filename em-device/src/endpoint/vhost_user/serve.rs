@@ -23,6 +23,12 @@ const RETRY: Timespec = Timespec {
     tv_nsec: 200_000_000,
 };
 
+/// No pause.
+const NOW: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
 /// Where front ends come from.
 #[derive(Debug)]
 pub(super) enum Source {
@@ -41,7 +47,8 @@ enum End {
 /// Serves front ends until `stop`.
 pub(super) fn run(parts: &Arc<Parts>, shared: &Shared, source: &Source, stop: &StopFd) {
     let id = parts.seat.id;
-    while let Some(stream) = next(source, stop).unwrap_or_else(|error| {
+    let mut tries = Tries::default();
+    while let Some(stream) = next(id, source, &mut tries, stop).unwrap_or_else(|error| {
         log::error!("function {id} is not served any more: {error}");
         None
     }) {
@@ -53,38 +60,84 @@ pub(super) fn run(parts: &Arc<Parts>, shared: &Shared, source: &Source, stop: &S
     }
 }
 
+/// Tries to connect to a front end that listens.
+#[derive(Debug, Default)]
+struct Tries {
+    /// Whether there was one.
+    any: bool,
+    /// How the last one failed.
+    error: Option<Errno>,
+}
+
+impl Tries {
+    /// How long to wait before the next one: a front end that takes connections and closes them does not make the thread
+    /// spin.
+    fn pause(&mut self) -> &'static Timespec {
+        match std::mem::replace(&mut self.any, true) {
+            true => &RETRY,
+            false => &NOW,
+        }
+    }
+
+    /// One ended so. Answers an error that the one before did not have.
+    fn ended(&mut self, error: Option<Errno>) -> Option<Errno> {
+        let former = std::mem::replace(&mut self.error, error);
+        error.filter(|_| former != error)
+    }
+}
+
 /// The next front end; `None` when the function is to stop.
-fn next(source: &Source, stop: &StopFd) -> io::Result<Option<UnixStream>> {
+fn next(
+    id: u32,
+    source: &Source,
+    tries: &mut Tries,
+    stop: &StopFd,
+) -> io::Result<Option<UnixStream>> {
     let kicks = Kicks::new()?;
     kicks.watch(stop, Event::Stop)?;
-    if let Source::Listener(listener) = source {
-        listener.set_nonblocking(true)?;
-        kicks.watch(listener, Event::Socket)?;
+    match source {
+        Source::Listener(listener) => accept(listener, &kicks),
+        Source::FrontEnd(path) => reach(id, path, tries, &kicks),
     }
+}
+
+/// Waits for a front end that connects.
+fn accept(listener: &UnixListener, kicks: &Kicks) -> io::Result<Option<UnixStream>> {
+    listener.set_nonblocking(true)?;
+    kicks.watch(listener, Event::Socket)?;
     let mut events = Vec::new();
-    let mut timeout = None;
     loop {
-        if let Source::FrontEnd(path) = source {
-            if let Ok(stream) = connect(path) {
-                return Ok(Some(stream));
-            }
-            timeout = Some(&RETRY);
-        }
-        kicks.wait(&mut events, timeout)?;
+        kicks.wait(&mut events, None)?;
         if events.contains(&Event::Stop) {
             return Ok(None);
         }
-        if let Source::Listener(listener) = source {
-            match listener.accept() {
-                Ok((stream, _)) => return Ok(Some(stream)),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => timeout = None,
-                Err(e) if e.kind() == io::ErrorKind::InvalidInput => return Err(e),
-                Err(e) => {
-                    log::warn!("a front end is not accepted: {e}");
-                    // The listener would wake at once.
-                    std::thread::sleep(std::time::Duration::from_millis(100));
-                }
+        match listener.accept() {
+            Ok((stream, _)) => return Ok(Some(stream)),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(e) if e.kind() == io::ErrorKind::InvalidInput => return Err(e),
+            Err(e) => {
+                log::warn!("a front end is not accepted: {e}");
+                // The listener would wake at once.
+                std::thread::sleep(std::time::Duration::from_millis(100));
             }
+        }
+    }
+}
+
+/// Connects to a front end that listens, as soon as it does.
+fn reach(id: u32, path: &str, tries: &mut Tries, kicks: &Kicks) -> io::Result<Option<UnixStream>> {
+    let mut events = Vec::new();
+    loop {
+        kicks.wait(&mut events, Some(tries.pause()))?;
+        if events.contains(&Event::Stop) {
+            return Ok(None);
+        }
+        let reached = connect(path);
+        if let Some(error) = tries.ended(reached.as_ref().err().copied()) {
+            log::warn!("function {id}: no front end at {path}: {error}");
+        }
+        if let Ok(stream) = reached {
+            return Ok(Some(stream));
         }
     }
 }
@@ -184,5 +237,37 @@ pub(super) fn interrupt(stream: Option<&UnixStream>) {
     if let Some(fd) = shut {
         // One that is gone already needs none.
         let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_try_but_the_first_waits_also_after_one_that_succeeded() {
+        let mut tries = Tries::default();
+        assert_eq!(tries.pause(), &NOW);
+        tries.ended(None);
+        for error in [None, Some(Errno::NOENT), None] {
+            assert_eq!(tries.pause(), &RETRY);
+            tries.ended(error);
+        }
+    }
+
+    #[test]
+    fn an_error_is_told_when_it_is_another_than_before() {
+        let mut tries = Tries::default();
+        let (none, refused) = (Some(Errno::NOENT), Some(Errno::CONNREFUSED));
+        for (error, told) in [
+            (none, none),
+            (none, None),
+            (refused, refused),
+            (refused, None),
+            (None, None),
+            (refused, refused),
+        ] {
+            assert_eq!(tries.ended(error), told);
+        }
     }
 }

@@ -3,7 +3,6 @@
 use super::{NetDevice, WIRING, note_of};
 use crate::net::dirty::DirtyLog;
 use crate::net::links::Links;
-use crate::net::queue::NetQueue;
 use crate::virtio::common::QueueSetup;
 use crate::virtio::ring::{Ring, RingFeatures};
 use std::time::Instant;
@@ -29,6 +28,7 @@ impl NetDevice {
                 queue.count_interrupt();
                 self.signals.interrupt_queue(index);
             }
+            queue.log_ring(self.log.as_ref());
             ring = queue.take_ring();
             if let Some(session) = &mut self.session {
                 session.settings.coalescing.forget(index);
@@ -47,6 +47,7 @@ impl NetDevice {
         self.begin(features, &[], Ring::new);
         if let Some(session) = &mut self.session {
             session.control = 2 * self.spec.queue_pairs;
+            session.sends_from_all = true;
         }
         // A front end that lost another EM may be faster than the wires.
         self.unwired = (!self.wired).then(|| Instant::now() + WIRING);
@@ -76,13 +77,20 @@ impl NetDevice {
         }
     }
 
+    /// Whether a transmit queue gives its buffers back unsent.
+    pub fn discard_from(&mut self, index: u16, discards: bool) {
+        if let Some(queue) = self.queues.get_mut(usize::from(index)) {
+            queue.discards = discards;
+        }
+    }
+
     /// What the device writes is logged from now on, or not any more.
     pub fn log_to(&mut self, log: Option<DirtyLog>) {
         self.pool.written = log.as_ref().map(|_| Vec::new());
         self.log = log;
     }
 
-    /// Logs what a round may have written: rings as a whole, buffers whether they were filled or put back.
+    /// Logs what a round wrote: what was put into buffers, and rings as a whole if something happened there.
     pub(super) fn log_writes(&mut self) {
         let (Some(log), Some(written)) = (&self.log, &mut self.pool.written) else {
             return;
@@ -90,10 +98,8 @@ impl NetDevice {
         for (addr, len) in written.drain(..) {
             log.mark(addr, len);
         }
-        for ring in self.queues.iter().filter_map(NetQueue::ring) {
-            for (addr, len) in ring.written_areas() {
-                log.mark(addr, len);
-            }
+        for queue in &mut self.queues {
+            queue.log_ring_that_moved(log);
         }
     }
 }

@@ -173,12 +173,16 @@ impl Ring {
     }
 
     /// A ring that goes on at a position which [`Self::position`] answered, here or elsewhere. `None`: the ring has no
-    /// such position.
+    /// such position. Of a packed ring only the lower half counts: buffers are given back before a ring stops, so that
+    /// both places are the same, and DPDK's virtio-user leaves the upper half 0.
     pub fn at(setup: QueueSetup, features: RingFeatures, position: u32) -> Option<Self> {
         let (low, high) = (position as u16, (position >> 16) as u16);
         Some(Self(if features.packed {
-            let (avail, used) = (Position::from_bits(low), Position::from_bits(high));
-            Kind::Packed(packed::PackedRing::at(setup, features, avail, used)?)
+            Kind::Packed(packed::PackedRing::at(
+                setup,
+                features,
+                Position::from_bits(low),
+            )?)
         } else if high == 0 {
             Kind::Split(split::SplitRing::at(setup, features, low))
         } else {

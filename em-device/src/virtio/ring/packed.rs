@@ -139,24 +139,12 @@ impl PackedRing {
         }
     }
 
-    /// Goes on at `next_avail`, with what was used up to `next_used`. `None`: the ring has no such places.
-    pub(super) fn at(
-        setup: QueueSetup,
-        features: RingFeatures,
-        next_avail: Position,
-        next_used: Position,
-    ) -> Option<Self> {
-        let size = setup.size;
-        if next_avail.index() >= size || next_used.index() >= size {
-            return None;
-        }
-        let taken = next_used.distance(next_avail, size);
-        let taken = u16::try_from(taken).ok().filter(|taken| *taken <= size)?;
-        Some(Self {
-            next_avail,
-            next_used,
-            signalled: next_used,
-            taken,
+    /// Goes on at a place up to which all was given back. `None`: the ring has no such place.
+    pub(super) fn at(setup: QueueSetup, features: RingFeatures, place: Position) -> Option<Self> {
+        (place.index() < setup.size).then(|| Self {
+            next_avail: place,
+            next_used: place,
+            signalled: place,
             ..Self::new(setup, features, None)
         })
     }

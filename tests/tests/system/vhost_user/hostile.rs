@@ -294,6 +294,17 @@ fn each_broken_request_costs_the_connection_only() {
     let fd = [file.as_fd()];
     let event = eventfd(0, EventfdFlags::empty()).unwrap();
     let kick = [event.as_fd()];
+    let reader = rustix::pipe::pipe().unwrap().0;
+    let pipe = [reader.as_fd()];
+    let zero = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/zero");
+    let zero = zero.unwrap();
+    let device = [zero.as_fd()];
+    let sparse = memory();
+    rustix::fs::ftruncate(&sparse, 5 << 40).unwrap();
+    let huge = [sparse.as_fd()];
     let region = |guest, size, offset| [longs(&[0]), longs(&[guest, size, USER, offset])].concat();
     let cases: Vec<(&str, u32, Vec<u8>, &[_])> = vec![
         ("ring 255", request::SET_VRING_BASE, ring(255, 0), &[]),
@@ -314,6 +325,30 @@ fn each_broken_request_costs_the_connection_only() {
             request::SET_VRING_KICK,
             longs(&[NO_FD]),
             &[],
+        ),
+        (
+            "interrupts by a pipe",
+            request::SET_VRING_CALL,
+            longs(&[0]),
+            &pipe,
+        ),
+        (
+            "a device as memory",
+            request::ADD_MEM_REG,
+            region(0, 4096, 0),
+            &device,
+        ),
+        (
+            "more memory than there may be",
+            request::ADD_MEM_REG,
+            region(0, 5 << 40, 0),
+            &huge,
+        ),
+        (
+            "more log than there may be",
+            request::SET_LOG_BASE,
+            longs(&[5 << 30, 0]),
+            &huge,
         ),
         (
             "a ring of nothing",

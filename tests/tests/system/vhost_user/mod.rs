@@ -167,6 +167,33 @@ fn pairs_that_are_enabled_are_used_and_no_others() {
 }
 
 #[test]
+fn buffers_of_a_transmit_ring_that_is_not_enabled_come_back_unsent() {
+    let net = Net {
+        pairs: 2,
+        ..Net::default()
+    };
+    let mut mixed = Mixed::with(net, Slots::Table, Guest::default());
+    for features in [LINUX, PACKED] {
+        mixed.front.use_pairs(1).unwrap();
+        mixed.start(Setup {
+            features,
+            pairs: 2,
+            ..Setup::default()
+        });
+        let ignored = flow(0, 1).frame(200, 1);
+        for _ in 0..1000 {
+            mixed.a.send_on(1, &ignored).unwrap();
+        }
+        let packet = flow(0, 1).frame(300, 2);
+        mixed.a.send_on(0, &packet).unwrap();
+        assert_eq!(mixed.b.receive().unwrap().frame, packet.frame);
+        mixed.front.use_pairs(2).unwrap();
+        mixed.a.send_on(1, &packet).unwrap();
+        assert_eq!(mixed.b.receive().unwrap().frame, packet.frame);
+    }
+}
+
+#[test]
 fn a_device_that_is_paused_goes_on_where_it_was() {
     for slots in [Slots::Table, Slots::Single] {
         let mut mixed = Mixed::new(slots, split_memory());
