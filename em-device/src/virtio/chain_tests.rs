@@ -215,7 +215,8 @@ fn the_front_of_a_list_is_taken_across_slices() {
     let (a, b) = bytes.split_at_mut(4);
     let mut parts = Parts {
         slices: vec![VolatileSlice::from(a), VolatileSlice::from(&mut b[..10])],
-        writable: None,
+        writable: Vec::new(),
+        written: None,
     };
     let mut out = [0; 6];
     assert_eq!(parts.take_front(&mut out), Some(1));
