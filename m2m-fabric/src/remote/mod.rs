@@ -25,6 +25,7 @@ mod tests;
 pub use credentials::{CredentialsError, Files};
 pub use dial::connect;
 pub use listener::{RemoteListener, RemotePending};
+pub use names::is_certifiable;
 
 use std::time::Duration;
 

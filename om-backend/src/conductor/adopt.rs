@@ -76,12 +76,13 @@ impl Conductor {
                 }
                 let e = self.ems.get(em).filter(|e| e.remote);
                 if let Some(session) = e.and_then(|e| e.session.as_ref()) {
-                    // It carries nothing in between: a new one does as well, whose number nobody has.
-                    let link = link.id;
-                    let request = Request::RemoveLink { link };
-                    session.order(Subject::RemoveLink(link), request, Vec::new());
-                    self.wiring.avoid(link);
-                    return Ok(());
+                    if !self.wiring.avoid(&link) {
+                        // A port holds nothing: a new one does as well, with a number that nobody has.
+                        let link = link.id;
+                        let request = Request::RemoveLink { link };
+                        session.order(Subject::RemoveLink(link), request, Vec::new());
+                        return Ok(());
+                    }
                 }
                 self.wiring.adopt(em, link, fds)
             }

@@ -3,7 +3,7 @@
 use super::parse::path;
 use super::reader::{At, Table};
 use super::{Attachment, ConfigError, FunctionConfig, FunctionKind, RemoteConfig};
-use m2m_fabric::remote::{Files, OM_NAME};
+use m2m_fabric::remote::{Files, OM_NAME, is_certifiable};
 use std::path::PathBuf;
 
 const LISTEN: &str = "an IP address of this host and a port, like \"10.0.0.1:4791\"";
@@ -53,15 +53,14 @@ pub(super) fn check(
             "EM \"{em}\" is remote, and there is no `[dpu.remote]` that says where it connects to"
         )));
     }
+    // One label: a certificate for all names of a domain is not that of an EM.
     let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-    let is_label = em.bytes().all(plain) && !em.ends_with('-');
-    let is_number = em.bytes().all(|b| b.is_ascii_digit());
-    if !is_label || is_number || em == OM_NAME {
+    if !em.bytes().all(plain) || !is_certifiable(em) || em == OM_NAME {
         return Err(table.error_at(
             name,
             format!(
                 "`name` is \"{em}\"; the name of a remote EM is a DNS name in its certificate: lower-case letters, \
-                 digits and `-`, and not \"{OM_NAME}\""
+                 digits and `-`, no number, no `-` at the end, and not \"{OM_NAME}\""
             ),
         ));
     }
@@ -161,8 +160,13 @@ mod tests {
 
     #[test]
     fn the_name_of_a_remote_em_can_be_in_its_certificate() {
-        assert!(em("name = \"em-1\"").starts_with("accepted"));
-        for name in ["om", "EM1", "em_1", "em.1", "em-", "17"] {
+        for name in ["em-1", "1em", "0xem"] {
+            assert!(em(&format!("name = \"{name}\"")).starts_with("accepted"));
+        }
+        let bad = [
+            "om", "EM1", "eM1", "em_1", "em.a", "em.1", "em.", "em-", "17", "0", "0x1f",
+        ];
+        for name in bad {
             let said = em(&format!("name = \"{name}\""));
             let start = format!("dpu.toml:8: `name` is \"{name}\"; the name of a remote EM is");
             assert!(said.starts_with(&start), "{said}");

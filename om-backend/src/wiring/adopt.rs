@@ -1,6 +1,6 @@
 //! Wires that EMs have from a former OM.
 
-use super::{Cargo, Destination, End, EndState, Order, Wiring};
+use super::{Cargo, Destination, End, EndState, Order, Place, Wiring};
 use m2m_fabric::proto::{LinkKind, LinkSpec};
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -16,12 +16,20 @@ impl Wiring {
         self.next = 1 + (since.as_secs() as u32 % (1 << 19)) * 4096;
     }
 
-    /// No end gets this number any more: an EM has it from a former OM.
-    pub fn avoid(&mut self, link: u32) {
-        // Numbers of others are small, and those of a hostile EM must not use up all that there are.
-        if link < 1 << 31 {
-            self.next = self.next.max(link + 1);
+    /// An EM of another host has this port: no other end gets its number any more. `false`: it cannot be adopted, since
+    /// the configuration asks for another, or the function has one, or another end has the number.
+    pub fn avoid(&mut self, link: &LinkSpec) -> bool {
+        // Numbers that are in use are small, and those of a hostile EM must not use up all that there are.
+        let number = link.id;
+        if number >= 1 << 31 {
+            return false;
         }
+        self.next = self.next.max(number + 1);
+        let asked = self.place(link.function).map(Place::alone);
+        let asked = asked.unwrap_or_default();
+        let asked = asked.into_iter().find(|(kind, _)| *kind == link.kind);
+        let is_missing = asked.is_some_and(|(_, to)| !self.leads(link.function, to));
+        is_missing && !self.ends.contains_key(&number)
     }
 
     /// An EM of a former OM has this end of a wire.

@@ -107,6 +107,22 @@ struct Place {
     capture: Option<String>,
 }
 
+impl Place {
+    /// The wires that lead to no other function.
+    fn alone(&self) -> Vec<(LinkKind, Destination)> {
+        let port = match &self.attachment {
+            Attachment::Tap(name) => Some(LinkKind::Tap { name: name.clone() }),
+            Attachment::Loopback => Some(LinkKind::Loopback),
+            Attachment::Null => Some(LinkKind::Null),
+            Attachment::Network(_) | Attachment::None => None,
+        };
+        let capture = self.capture.clone().map(|path| LinkKind::Capture { path });
+        let capture = capture.map(|kind| (kind, Destination::Capture));
+        let port = port.map(|kind| (kind, Destination::Port));
+        capture.into_iter().chain(port).collect()
+    }
+}
+
 /// All wires.
 #[derive(Debug)]
 pub struct Wiring {
@@ -318,24 +334,20 @@ impl Wiring {
         id
     }
 
+    /// Whether a function has an end that leads there.
+    fn leads(&self, function: u32, to: Destination) -> bool {
+        let there = |end: &End| end.function == function && end.to == to;
+        self.ends.values().any(there)
+    }
+
     /// Wires of one function alone.
     fn attach(&mut self, function: u32, orders: &mut Vec<Order>) {
         let Some(place) = self.place(function) else {
             return;
         };
         let em = place.em;
-        let port = match &place.attachment {
-            Attachment::Network(_) => None,
-            Attachment::Tap(name) => Some(LinkKind::Tap { name: name.clone() }),
-            Attachment::Loopback => Some(LinkKind::Loopback),
-            Attachment::Null => Some(LinkKind::Null),
-            Attachment::None => None,
-        };
-        let capture = place.capture.clone().map(|path| LinkKind::Capture { path });
-        let kinds = [(capture, Destination::Capture), (port, Destination::Port)];
-        for (kind, to) in kinds {
-            let there = |end: &End| end.function == function && end.to == to;
-            if let Some(kind) = kind.filter(|_| !self.ends.values().any(there)) {
+        for (kind, to) in place.alone() {
+            if !self.leads(function, to) {
                 let id = self.add_end(function, em, Cargo::Frames, to);
                 self.kept.insert(id, (kind.clone(), Vec::new()));
                 orders.push(Order::Add {

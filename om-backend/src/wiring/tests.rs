@@ -416,3 +416,44 @@ fn a_wire_whose_other_em_never_returns_goes() {
     assert_eq!(end_grace(&mut w, start + GRACE).len(), 1);
     assert!(!w.carrier(0) && w.ends().is_empty());
 }
+
+#[test]
+fn a_port_of_another_host_is_adopted_if_it_is_the_one_that_is_missing() {
+    let config = "[[em]]\nname = \"em0\"\n[[em.function]]\nname = \"net0\"\nkind = \"virtio-net\"\n\
+                  mac = \"02:00:00:00:00:01\"\nport = { null = true }\ncapture = \"a.pcap\"\n";
+    let mut wiring = Wiring::new(&Config::parse("test", config).unwrap());
+    let link = |id, kind| LinkSpec {
+        id,
+        function: 0,
+        kind,
+    };
+    let port = |id| link(id, LinkKind::Null);
+    let capture = |id, path: &str| link(id, LinkKind::Capture { path: path.into() });
+    assert!(!wiring.avoid(&port(u32::MAX)));
+    assert!(!wiring.avoid(&link(9, LinkKind::Loopback)), "not asked for");
+    assert!(!wiring.avoid(&capture(9, "b.pcap")), "another file");
+    assert!(!wiring.avoid(&LinkSpec {
+        function: 1,
+        ..port(9)
+    }));
+    let wire = LinkKind::Shm {
+        side: 0,
+        peer: "net1".into(),
+        peer_mac: [2, 0, 0, 0, 0, 2],
+    };
+    assert!(!wiring.avoid(&link(9, wire)));
+    assert!(wiring.avoid(&port(5)));
+    wiring.adopt(0, port(5), Vec::new()).unwrap();
+    assert!(!wiring.avoid(&port(6)), "it has one");
+    assert!(
+        !wiring.avoid(&capture(5, "a.pcap")),
+        "the port has this number"
+    );
+    assert!(wiring.carrier(0));
+    // What is still missing gets a number that nobody had.
+    let orders = wiring.em_returned(0).unwrap();
+    let [Order::Add { link: new, .. }] = orders.as_slice() else {
+        panic!("{orders:?}");
+    };
+    assert_eq!(*new, capture(10, "a.pcap"));
+}

@@ -10,9 +10,10 @@ use distdpu_tests::virtio_net::{Guest, Setup, VirtioNet};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs::File;
-use std::net::TcpListener;
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::{Arc, Mutex};
 
 /// What an EM is started with.
 struct Start {
@@ -163,7 +164,50 @@ fn link_follows(lab: &Lab, driver: &mut VirtioNet) {
     for word in ["down", "up"] {
         lab.dpu.ctl(&["link", "set", "net0", word]).unwrap();
         driver.wait_config_change().unwrap();
-        assert_eq!(driver.link_up().unwrap(), word == "up");
+        let seen = wait_for("the link", SOON, || {
+            (driver.link_up().unwrap() == (word == "up")).then_some(())
+        });
+        assert!(seen.is_ok(), "the link is not {word}");
+    }
+}
+
+/// Between an EM and its OM, to break connections.
+struct Cable {
+    address: String,
+    open: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Cable {
+    fn to(om: String) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let open = Arc::new(Mutex::new(Vec::new()));
+        let all = open.clone();
+        std::thread::spawn(move || {
+            for em in listener.incoming().flatten() {
+                // Without an OM there is nobody to connect to.
+                let Ok(om) = TcpStream::connect(&om) else {
+                    continue;
+                };
+                let copies = [&em, &om].map(|side| side.try_clone().unwrap());
+                all.lock().unwrap().extend(copies);
+                for (mut from, mut to) in [(&em, &om), (&om, &em)]
+                    .map(|(from, to)| (from.try_clone().unwrap(), to.try_clone().unwrap()))
+                {
+                    std::thread::spawn(move || {
+                        let _ = std::io::copy(&mut from, &mut to);
+                        let _ = to.shutdown(Shutdown::Both);
+                    });
+                }
+            }
+        });
+        Self { address, open }
+    }
+
+    fn cut(&self) {
+        for side in self.open.lock().unwrap().drain(..) {
+            let _ = side.shutdown(Shutdown::Both);
+        }
     }
 }
 
@@ -239,6 +283,33 @@ fn a_guest_of_an_em_elsewhere_outlives_the_om() {
     // The counters say that nothing began anew.
     let stats = lab.dpu.function_stats(0).unwrap();
     assert_eq!(stats["queues"][1]["packets"], 9, "{stats}");
+}
+
+#[test]
+fn a_connection_that_breaks_is_made_again_under_a_guest() {
+    let mut lab = Lab::new();
+    // The same EM, but through a cable that can be cut.
+    let cable = Cable::to(lab.start.om.clone());
+    lab.start.om = cable.address.clone();
+    lab.em.kill();
+    lab.wait_function("absent");
+    lab.em = lab.start.spawn(lab.dpu.directory());
+    lab.wait_function("waiting");
+    let mut driver = lab.driver();
+    frames_come_back(&mut driver, 1);
+    for round in 1..4 {
+        cable.cut();
+        frames_come_back(&mut driver, 10 * round);
+        wait_for("the OM to know of it", SOON, || {
+            let log = std::fs::read_to_string(lab.dpu.directory().join("om.log")).unwrap();
+            (log.matches("EM em0 is adopted").count() as u64 >= round).then_some(())
+        })
+        .unwrap();
+        lab.wait_function("running");
+        link_follows(&lab, &mut driver);
+    }
+    let stats = lab.dpu.function_stats(0).unwrap();
+    assert_eq!(stats["queues"][1]["packets"], 12, "{stats}");
 }
 
 #[test]
