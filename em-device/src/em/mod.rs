@@ -236,7 +236,13 @@ impl Shared {
         let id = spec.id;
         let none = || format!("nobody said what function {id} presents");
         let shadow = self.shadows.get(id).ok_or_else(none)?;
-        let socket = PathListener::make(Path::new(&spec.socket)).map_err(|e| e.to_string())?;
+        let path = Path::new(&spec.socket);
+        let socket = match spec.dials() {
+            // The path is the front end's.
+            true => PathListener::of_front_end(path, true),
+            false => PathListener::make(path),
+        };
+        let socket = socket.map_err(|e| e.to_string())?;
         let listener = socket.socket().map(|socket| socket.try_clone_to_owned());
         let listener = listener.ok_or_else(none)?.map_err(|e| e.to_string())?;
         lock(&self.sockets).insert(id, socket);

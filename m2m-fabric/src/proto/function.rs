@@ -16,10 +16,20 @@ pub struct FunctionSpec {
     pub control: Vec<ControlWindow>,
     /// MSI-X vectors offered, at most 2048; the table lies where config space says.
     pub msix_vectors: u16,
-    /// Path of the socket that the VMM connects to, on the EM's host.
+    /// Path of the socket that the VMM connects to, or listens on if [`Self::dials`], on the EM's host.
     pub socket: String,
     /// What the function is.
     pub kind: FunctionKind,
+}
+
+impl FunctionSpec {
+    /// Whether the EM connects to the socket, instead of whoever uses the function.
+    pub fn dials(&self) -> bool {
+        match &self.kind {
+            FunctionKind::VirtioNet(net) => matches!(net.face, Face::VhostUserClient { .. }),
+            FunctionKind::Rdma(_) | FunctionKind::Memory(_) => false,
+        }
+    }
 }
 
 /// One vfio region.

@@ -174,6 +174,16 @@ mod tests {
     }
 
     #[test]
+    fn both_faces_and_both_ends_of_a_socket_are_possible() {
+        let face = "face = \"vhost-user\"\n";
+        for lines in [face.to_owned(), format!("{face}vhost_mode = \"client\"\n")] {
+            let head = "[[em]]\nname = \"em1\"\nremote = true\n";
+            let said = said(&[LISTEN, head, FUNCTION, &lines, PORT]);
+            assert!(said.starts_with("accepted"), "{said}");
+        }
+    }
+
+    #[test]
     fn what_needs_shared_memory_is_refused() {
         assert!(em("name = \"em1\"\nmanaged = true").contains("both remote and managed"));
         let head = "[[network]]\nname = \"lab\"\n[[em]]\nname = \"em1\"\nremote = true\n";

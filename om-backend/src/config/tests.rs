@@ -255,7 +255,7 @@ fn every_wrong_value_of_a_function_is_named_with_its_line_and_what_it_may_be() {
         ),
         (
             "quue_size = 256",
-            "[[em.function]] has no key `quue_size`; its keys are `capture`, `ip`, `kind`, `link`, `mac`, `mtu`, `name`, `network`, `port`, `queue_pairs`, `queue_size`, `socket`, `speed_mbps`, `vm`",
+            "[[em.function]] has no key `quue_size`; its keys are `capture`, `face`, `ip`, `kind`, `link`, `mac`, `mtu`, `name`, `network`, `port`, `queue_pairs`, `queue_size`, `socket`, `speed_mbps`, `vhost_mode`, `vm`",
         ),
     ];
     for (lines, sentence) in cases {

@@ -6,11 +6,13 @@ use distdpu_tests::dpu::{Dpu, mac, program};
 use distdpu_tests::packet::Flow;
 use distdpu_tests::pci::{self, Function};
 use distdpu_tests::time::{SOON, wait_for};
+use distdpu_tests::vhost_user::{FrontEnd, Slots};
 use distdpu_tests::virtio_net::{Guest, Setup, VirtioNet};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs::File;
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Arc, Mutex};
@@ -89,6 +91,11 @@ struct Lab {
 
 impl Lab {
     fn new() -> Self {
+        Self::with("")
+    }
+
+    /// With these lines about the function.
+    fn with(lines: &str) -> Self {
         let authority = Authority::new();
         let om = authority.sign("om");
         // Nobody else takes it within the test, as far as one can tell.
@@ -108,7 +115,7 @@ impl Lab {
                 "[dpu]\nrun_dir = \"{}\"\n[dpu.remote]\nlisten = \"{address}\"\nca = \"{}\"\n\
                  certificate = \"{}\"\nkey = \"{}\"\n[[em]]\nname = \"em0\"\nremote = true\n\
                  [[em.function]]\nname = \"net0\"\nkind = \"virtio-net\"\n\
-                 mac = \"02:00:00:00:00:01\"\nmtu = 9000\nport = {{ loopback = true }}\n",
+                 mac = \"02:00:00:00:00:01\"\nmtu = 9000\nport = {{ loopback = true }}\n{lines}",
                 directory.display(),
                 authority.ca().display(),
                 om[0].display(),
@@ -312,6 +319,53 @@ fn a_connection_that_breaks_is_made_again_under_a_guest() {
     assert_eq!(stats["queues"][1]["packets"], 12, "{stats}");
 }
 
+/// A guest behind this front end has a function of an EM elsewhere, also when the OM is another.
+fn front_end_works(lab: &mut Lab, front: &FrontEnd) {
+    let mut driver = front.driver(Guest::default()).unwrap();
+    driver.start(Setup::default()).unwrap();
+    assert_eq!(driver.mac().unwrap(), mac(0));
+    frames_come_back(&mut driver, 1);
+    lab.wait_function("running");
+    lab.dpu.kill_om().unwrap();
+    frames_come_back(&mut driver, 10);
+    lab.dpu.start_another_om().unwrap();
+    lab.wait_function("running");
+    frames_come_back(&mut driver, 20);
+    let stats = lab.dpu.function_stats(0).unwrap();
+    assert_eq!(stats["queues"][1]["packets"], 9, "{stats}");
+}
+
+#[test]
+fn a_front_end_connects_to_an_em_elsewhere() {
+    let mut lab = Lab::with("face = \"vhost-user\"\n");
+    let front = FrontEnd::connect(&lab.dpu.socket(0), Slots::Table).unwrap();
+    front_end_works(&mut lab, &front);
+    // The next process has the same path.
+    lab.em.kill();
+    lab.wait_function("absent");
+    lab.em = lab.start.spawn(lab.dpu.directory());
+    lab.wait_function("waiting");
+    front.reconnect(&lab.dpu.socket(0)).unwrap();
+    lab.wait_function("running");
+}
+
+#[test]
+fn an_em_elsewhere_connects_to_a_front_end() {
+    let mut lab = Lab::with("face = \"vhost-user\"\nvhost_mode = \"client\"\n");
+    let path = lab.dpu.socket(0);
+    let listener = UnixListener::bind(&path).unwrap();
+    let front = FrontEnd::accept(&listener, Slots::Table).unwrap();
+    front_end_works(&mut lab, &front);
+    lab.em.kill();
+    lab.wait_function("absent");
+    lab.em = lab.start.spawn(lab.dpu.directory());
+    front.accept_again(&listener).unwrap();
+    lab.wait_function("running");
+    lab.em.signal(Signal::TERM);
+    assert!(lab.em.end().success());
+    assert!(path.exists(), "the path is the front end's");
+}
+
 #[test]
 fn an_em_elsewhere_without_guests_takes_what_the_next_om_gives() {
     let mut lab = Lab::new();
@@ -329,13 +383,16 @@ fn an_em_elsewhere_without_an_om_waits_and_can_be_ended() {
     lab.em.signal(Signal::TERM);
     assert!(lab.em.end().success());
     // Nor does it depend on having had one.
-    let mut em = lab.start.spawn(lab.dpu.directory());
     let log = lab.dpu.directory().join("em0.log");
-    wait_for("an attempt", SOON, || {
-        let log = std::fs::read_to_string(&log).unwrap();
-        log.contains("trying again").then_some(())
-    })
-    .unwrap();
+    let attempts = || {
+        std::fs::read_to_string(&log)
+            .unwrap()
+            .matches("trying again")
+            .count()
+    };
+    let before = attempts();
+    let mut em = lab.start.spawn(lab.dpu.directory());
+    wait_for("an attempt", SOON, || (attempts() > before).then_some(())).unwrap();
     em.signal(Signal::TERM);
     assert!(em.end().success());
 }
