@@ -176,6 +176,8 @@ fn link_follows(lab: &Lab, driver: &mut VirtioNet) {
         });
         assert!(seen.is_ok(), "the link is not {word}");
     }
+    // The OM says one thing after the other, so what the data path was told of the link came before this.
+    lab.dpu.function_stats(0).unwrap();
 }
 
 /// Between an EM and its OM, to break connections.
