@@ -52,6 +52,8 @@ pub mod proto;
 mod registers;
 #[cfg(not(loom))]
 pub mod remote;
+#[cfg(not(loom))]
+mod session;
 pub mod wire;
 
 #[cfg(not(loom))]

@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a posted write waits for room.
-const POST_PATIENCE: Duration = Duration::from_millis(100);
+pub(crate) const POST_PATIENCE: Duration = Duration::from_millis(100);
 /// Longest sleep before the requester looks whether the connection still is up. Teardown wakes it;
 /// this is for a wake-up that came just before the sleep.
 const SLICE: Duration = Duration::from_millis(20);
@@ -153,7 +153,8 @@ fn slice(deadline: Option<Instant>) -> Option<Duration> {
     (!left.is_zero()).then(|| left.min(SLICE))
 }
 
-fn check(address: u32, byte_enable: u8) -> Result<(), FabricError> {
+/// Whether there is such an access.
+pub(crate) fn check(address: u32, byte_enable: u8) -> Result<(), FabricError> {
     if address % 4 == 0 && byte_enable <= 0xf {
         Ok(())
     } else {

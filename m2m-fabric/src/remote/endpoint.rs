@@ -9,50 +9,39 @@ use super::names;
 use super::outbox::Outbox;
 use super::registers::{Accesses, Port};
 use super::stream::Stream;
-use crate::calls::Calls;
 use crate::error::FabricError;
 use crate::fabric::{Fabric, Handler, PeerInfo, RegisterPort};
-use crate::inbox::{Inbox, Message};
-use crate::link::{Link, PanicGuard, unless_panicked};
+use crate::inbox::Message;
+use crate::link::Link;
 use crate::poll;
 use crate::proto::{Event, HEARTBEAT_INTERVAL_MS, Image, MAX_IMAGE_BYTES, Reply, Request};
+use crate::session::{REPLY_PATIENCE, Session, Threads, heartbeat};
 use crate::wire::{Frame, WireError};
 use rustix::event::{PollFd, PollFlags};
 use rustls::pki_types::CertificateDer;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{Builder, JoinHandle, ThreadId};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the peer may take to make room for a reply or a completion before it counts as dead.
-const REPLY_PATIENCE: Duration = Duration::from_secs(5);
 /// Reads in a row before the stream thread looks after what is to be sent, and frames sent before it reads.
 const BURST: usize = 16;
 
 /// What the threads and the handle share.
 #[derive(Debug)]
 struct Shared {
+    session: Session,
     outbox: Arc<Outbox>,
-    link: Arc<Link>,
-    calls: Calls,
-    inbox: Inbox,
     port: Port,
     accesses: Accesses,
     certificate: Option<CertificateDer<'static>>,
     silence: Duration,
-    started: Instant,
-    /// Microseconds after `started`.
-    last_heard: AtomicU64,
 }
 
 /// The handle of a remote connection.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     shared: Arc<Shared>,
-    workers: Vec<ThreadId>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Threads,
 }
 
 impl Endpoint {
@@ -70,29 +59,28 @@ impl Endpoint {
         let shared = Arc::new(Shared {
             port: Port::new(outbox.clone(), link.clone()),
             outbox,
-            link,
-            calls: Calls::default(),
-            inbox: Inbox::default(),
+            session: Session::new(link),
             accesses: Accesses::default(),
             certificate: stream.certificate().cloned(),
             silence,
-            started: Instant::now(),
-            last_heard: AtomicU64::new(0),
         });
         let mut endpoint = Self {
             shared,
-            workers: Vec::new(),
-            threads: Mutex::default(),
+            threads: Threads::default(),
         };
         endpoint.spawn("m2m-registers", &handler, |shared, handler| {
             let served = shared
                 .accesses
                 .serve(handler, &shared.outbox, REPLY_PATIENCE);
             if let Err(error) = served {
-                shared.link.fail(error);
+                shared.session.link.fail(error);
             }
         })?;
-        endpoint.spawn("m2m-handler", &handler, Shared::handle)?;
+        endpoint.spawn("m2m-handler", &handler, |shared, handler| {
+            shared.session.handle(handler, |frame, deadline| {
+                shared.outbox.push(frame, Some(deadline))
+            });
+        })?;
         // Last: it is the one that reports the end, so it must not start if another cannot.
         endpoint.spawn("m2m-stream", &handler, move |shared, handler| {
             shared.carry(stream, handler);
@@ -106,58 +94,24 @@ impl Endpoint {
         handler: &Arc<dyn Handler>,
         job: impl FnOnce(&Shared, &dyn Handler) + Send + 'static,
     ) -> Result<(), FabricError> {
-        let (worker, handler) = (self.shared.clone(), handler.clone());
-        let spawned = Builder::new().name(name.into()).spawn(move || {
-            let _guard = PanicGuard(&worker.link);
-            job(&worker, &*handler);
-        });
-        let thread = spawned.map_err(|error| {
-            self.shared.link.fail(FabricError::Closed);
+        let (shared, handler) = (self.shared.clone(), handler.clone());
+        let link = &self.shared.session.link;
+        let spawned = self
+            .threads
+            .spawn(name, link, move || job(&shared, &*handler));
+        spawned.inspect_err(|_| {
+            link.fail(FabricError::Closed);
             self.shared.take_down(Arc::new(FabricError::Closed));
-            FabricError::io("start a thread")(error)
-        })?;
-        self.workers.push(thread.thread().id());
-        let threads = self.threads.get_mut();
-        threads.unwrap_or_else(PoisonError::into_inner).push(thread);
-        Ok(())
+        })
     }
 }
 
 impl Shared {
-    /// The handler thread.
-    fn handle(&self, handler: &dyn Handler) {
-        while let Some(message) = self.inbox.pop() {
-            match message {
-                Message::Event(event) => handler.event(event),
-                Message::Request(id, request, fds) => {
-                    let reply = handler.request(request, fds);
-                    if let Err(error) = self.reply(id, reply) {
-                        self.link.fail(error);
-                    }
-                }
-            }
-        }
-    }
-
-    fn reply(&self, id: u32, reply: Reply) -> Result<(), FabricError> {
-        let frame = match Frame::Reply(id, reply).emit() {
-            Ok(frame) => frame,
-            // The caller gets an answer all the same.
-            Err(error) => Frame::Reply(id, Reply::Failed(error.to_string())).emit()?,
-        };
-        self.outbox
-            .push(frame, Some(Instant::now() + REPLY_PATIENCE))
-    }
-
     /// The stream thread.
     fn carry(&self, mut stream: Stream, handler: &dyn Handler) {
-        if let Err(error) = unless_panicked(|| self.carry_until_down(&mut stream, handler)) {
-            self.link.fail(error);
-        }
-        let reason = match self.link.reason() {
-            Some(reason) => Arc::clone(reason),
-            None => Arc::new(FabricError::Closed),
-        };
+        let reason = self
+            .session
+            .until_down(|| self.carry_until_down(&mut stream, handler));
         // What was said before the end is for the peer, as far as the system takes it at once.
         while let Some(frame) = self.outbox.pop() {
             if stream.write(&frame).and_then(|()| stream.flush()).is_err() || stream.wants_write() {
@@ -180,7 +134,7 @@ impl Shared {
         // The first frames may have come with the greeting.
         self.take_frames(stream, handler)?;
         loop {
-            self.link.check()?;
+            self.session.link.check()?;
             let now = Instant::now();
             if now >= next_heartbeat {
                 self.send_heartbeat(sequence, handler)?;
@@ -213,7 +167,7 @@ impl Shared {
                 self.take_frames(stream, handler)?;
             }
             // After what came was taken: this process may have been held up itself.
-            if self.last_heard().elapsed() > self.silence {
+            if self.session.last_heard().elapsed() > self.silence {
                 return Err(FabricError::Silent(self.silence));
             }
         }
@@ -238,13 +192,15 @@ impl Shared {
     fn take_frames(&self, stream: &mut Stream, handler: &dyn Handler) -> Result<(), FabricError> {
         while let Some(frame) = stream.next_frame()? {
             // Parts of a frame are no sign of life.
-            self.hear();
+            self.session.hear();
             match frame {
-                Frame::Reply(id, reply) => self.calls.finish(id, reply),
+                Frame::Reply(id, reply) => self.session.calls.finish(id, reply),
                 Frame::Request(id, request) => {
-                    self.inbox.push(Message::Request(id, request, Vec::new()))?;
+                    self.session
+                        .inbox
+                        .push(Message::Request(id, request, Vec::new()))?;
                 }
-                Frame::Event(event) => self.inbox.push(Message::Event(event))?,
+                Frame::Event(event) => self.session.inbox.push(Message::Event(event))?,
                 Frame::Register(id, access) => self.accesses.push(id, access)?,
                 Frame::Completion(id, value) => self.port.complete(id, value)?,
                 // Here, so that whoever then sees a completion sees what it did to the registers.
@@ -259,13 +215,7 @@ impl Shared {
     }
 
     fn send_heartbeat(&self, sequence: u64, handler: &dyn Handler) -> Result<(), FabricError> {
-        let (progress, backlog) = handler.heartbeat();
-        let heartbeat = Event::Heartbeat {
-            sequence,
-            progress,
-            backlog,
-        };
-        match self.offer(&Frame::Event(heartbeat)) {
+        match self.offer(&Frame::Event(heartbeat(sequence, handler))) {
             // A peer that does not read will miss it; its own silence is what counts then.
             Err(FabricError::Full) => Ok(()),
             other => other,
@@ -274,24 +224,14 @@ impl Shared {
 
     /// Sends a frame if there is room.
     fn offer(&self, frame: &Frame) -> Result<(), FabricError> {
-        self.link.check()?;
+        self.session.link.check()?;
         self.outbox.push(frame.emit()?, None)
-    }
-
-    fn hear(&self) {
-        let after = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.last_heard.store(after, Ordering::Relaxed);
-    }
-
-    fn last_heard(&self) -> Instant {
-        self.started + Duration::from_micros(self.last_heard.load(Ordering::Relaxed))
     }
 
     /// Ends everything that waits for the peer.
     fn take_down(&self, reason: Arc<FabricError>) {
         self.outbox.close();
-        self.calls.end(reason);
-        self.inbox.close();
+        self.session.end(reason);
         self.port.end();
         self.accesses.close();
     }
@@ -307,27 +247,12 @@ impl Fabric for Endpoint {
         if !fds.is_empty() {
             return Err(FabricError::NoFds);
         }
-        let late = || FabricError::Timeout(timeout);
-        let deadline = Instant::now().checked_add(timeout).ok_or_else(late)?;
-        let call = self.shared.calls.begin()?;
-        let frame = Frame::Request(call.id, request).emit()?;
-        match self.shared.outbox.push(frame, Some(deadline)) {
-            Ok(()) => {}
-            Err(FabricError::Full) => return Err(late()),
-            Err(error) => {
-                self.shared.link.check()?;
-                return Err(error);
-            }
-        }
-        let left = deadline.saturating_duration_since(Instant::now());
-        match call.reply.recv_timeout(left) {
-            Ok(reply) => Ok(reply),
-            Err(RecvTimeoutError::Timeout) => Err(late()),
-            Err(RecvTimeoutError::Disconnected) => {
-                self.shared.link.check()?;
-                Err(FabricError::Closed)
-            }
-        }
+        let outbox = &self.shared.outbox;
+        self.shared
+            .session
+            .call(request, timeout, |frame, deadline| {
+                outbox.push(frame, Some(deadline))
+            })
     }
 
     fn notify(&self, event: Event) -> Result<(), FabricError> {
@@ -352,30 +277,21 @@ impl Fabric for Endpoint {
     }
 
     fn is_up(&self) -> bool {
-        self.shared.link.reason().is_none()
+        self.shared.session.link.reason().is_none()
     }
 
     fn last_heard(&self) -> Instant {
-        self.shared.last_heard()
+        self.shared.session.last_heard()
     }
 
     fn peer(&self) -> PeerInfo {
-        self.shared.link.peer()
+        self.shared.session.link.peer()
     }
 
     fn close(&self) {
-        self.shared.link.fail(FabricError::Closed);
+        self.shared.session.link.fail(FabricError::Closed);
         self.shared.outbox.wake();
-        // A worker cannot wait for itself, nor for one that may wait for it.
-        if self.workers.contains(&std::thread::current().id()) {
-            return;
-        }
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        for thread in threads.drain(..) {
-            if thread.join().is_err() {
-                log::error!("a thread of the connection panicked");
-            }
-        }
+        self.threads.join();
     }
 }
 

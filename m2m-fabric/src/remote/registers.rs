@@ -4,6 +4,7 @@ use super::outbox::Outbox;
 use crate::error::FabricError;
 use crate::fabric::{Handler, RegisterPort};
 use crate::link::Link;
+use crate::registers::port::{POST_PATIENCE, check};
 use crate::wire::{Access, Frame};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -12,8 +13,6 @@ use std::time::{Duration, Instant};
 
 /// Accesses of one direction that may wait for their completion, posted ones among them.
 pub(super) const WINDOW: usize = 64;
-/// How long a posted write waits for room.
-const POST_PATIENCE: Duration = Duration::from_millis(100);
 
 /// The peer's registers.
 #[derive(Debug)]
@@ -121,17 +120,6 @@ impl Port {
                 Err(FabricError::Closed)
             }
         }
-    }
-}
-
-fn check(address: u32, byte_enable: u8) -> Result<(), FabricError> {
-    if address % 4 == 0 && byte_enable <= 0xf {
-        Ok(())
-    } else {
-        Err(FabricError::Access {
-            address,
-            byte_enable,
-        })
     }
 }
 
