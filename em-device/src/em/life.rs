@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use m2m_fabric::Fabric;
 use m2m_fabric::proto::{Hello, Reply, Request};
@@ -64,17 +64,21 @@ impl Shared {
 
     /// Waits; `false` when the EM is to stop.
     fn pause(&self, pause: Duration) -> bool {
-        let deadline = Instant::now() + pause;
-        let mut phase = lock(&self.phase);
-        while *phase != Phase::Stop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return true;
-            }
-            let waited = self.changed.wait_timeout(phase, left);
-            phase = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        false
+        self.phase_after(pause, |phase| phase != Phase::Stop) != Phase::Stop
+    }
+
+    /// Waits, and answers whether there was no OM all the time.
+    fn is_orphan_for(&self, time: Duration) -> bool {
+        self.phase_after(time, |phase| phase == Phase::Orphan) == Phase::Orphan
+    }
+
+    /// The phase after a time, or as soon as it is none to `stay` in.
+    fn phase_after(&self, time: Duration, stay: impl Fn(Phase) -> bool) -> Phase {
+        let phase = lock(&self.phase);
+        let waited = self
+            .changed
+            .wait_timeout_while(phase, time, |phase| stay(*phase));
+        *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     fn hello(self: &Arc<Self>, returns: bool) -> Result<Arc<dyn Fabric>, EmError> {

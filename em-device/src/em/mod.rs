@@ -190,15 +190,6 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Waits, and answers whether there was no OM all the time.
-    fn is_orphan_for(&self, time: Duration) -> bool {
-        let phase = lock(&self.phase);
-        let waited = self
-            .changed
-            .wait_timeout_while(phase, time, |phase| *phase == Phase::Orphan);
-        *waited.unwrap_or_else(PoisonError::into_inner).0 == Phase::Orphan
-    }
-
     fn has_guests(&self) -> bool {
         lock(&self.functions).values().any(Endpoint::is_connected)
     }
