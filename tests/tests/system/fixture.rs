@@ -19,7 +19,11 @@ impl Pair {
     }
 
     pub(crate) fn with(net: Net, guest: Guest) -> Self {
-        let dpu = Dpu::start(&[net.clone(), net]).unwrap();
+        Self::of(Dpu::start(&[net.clone(), net]).unwrap(), guest)
+    }
+
+    /// Guests at the two functions of a DPU.
+    pub(crate) fn of(dpu: Dpu, guest: Guest) -> Self {
         let a = VirtioNet::open(&dpu.socket(0), guest).unwrap();
         let b = VirtioNet::open(&dpu.socket(1), Guest::default()).unwrap();
         Self { a, b, dpu }
