@@ -115,7 +115,32 @@ impl Paired {
         }
         Ok(())
     }
+
+    /// What the second did, what the first did against it, and the gap under that name.
+    fn report(
+        self,
+        metrics: &mut Vec<Metric>,
+        kind: Kind,
+        (name, what): Named,
+        (other, other_what): Named,
+        gap: String,
+    ) {
+        let unit = kind.unit();
+        let (gaps, ratios) = (self.gaps(), self.ratios());
+        metrics.push(single(other.clone(), other_what, unit, self.second));
+        metrics.push(Metric {
+            name,
+            what,
+            unit,
+            values: self.first,
+            against: Some((other, ratios)),
+        });
+        metrics.push(single(gap, "  gap by round".into(), "%", gaps));
+    }
 }
+
+/// Name of a metric, and what it is.
+type Named = (String, String);
 
 fn percent(spent: Duration, of: Duration) -> f64 {
     spent.as_secs_f64() / of.as_secs_f64() * 100.0
@@ -138,28 +163,18 @@ fn split(metrics: &mut Vec<Metric>, kind: Kind) -> Outcome<()> {
         };
         paired.rounds(&mut systems, kind)?;
     }
-    let (name, what, unit) = (kind.name(), kind.what(), kind.unit());
-    let (gaps, ratios) = (paired.gaps(), paired.ratios());
-    metrics.push(single(
-        format!("monolith_{name}"),
-        format!("{what}, OM and EM in one process"),
-        unit,
-        paired.second,
-    ));
-    metrics.push(Metric {
-        name: format!("split_{name}"),
-        what: format!("{what}, OM and EM apart"),
-        unit,
-        values: paired.first,
-        against: Some((format!("monolith_{name}"), ratios)),
-    });
-    metrics.push(single(
+    let (name, what) = (kind.name(), kind.what());
+    let [om, _] = paired.om.clone();
+    paired.report(
+        metrics,
+        kind,
+        (format!("split_{name}"), format!("{what}, OM and EM apart")),
+        (
+            format!("monolith_{name}"),
+            format!("{what}, OM and EM in one process"),
+        ),
         format!("split_gap_{name}"),
-        "  gap by round".into(),
-        "%",
-        gaps,
-    ));
-    let [om, _] = paired.om;
+    );
     metrics.push(single(
         format!("split_om_cpu_{name}"),
         "  CPU of the OM, of a core".into(),
@@ -190,28 +205,20 @@ fn many(metrics: &mut Vec<Metric>, count: usize) -> Outcome<()> {
             values.push(percent(spent, IDLE) / count as f64);
         }
     }
-    let unit = Kind::Write4k.unit();
-    let (gaps, ratios) = (paired.gaps(), paired.ratios());
-    metrics.push(single(
-        format!("pairs_{count}_write_4k"),
-        format!("WRITE of 4 KiB on all EMs, {count} complete pairs"),
-        unit,
-        paired.second,
-    ));
-    metrics.push(Metric {
-        name: format!("one_om_{count}_write_4k"),
-        what: format!("WRITE of 4 KiB on all EMs, one OM with {count}"),
-        unit,
-        values: paired.first,
-        against: Some((format!("pairs_{count}_write_4k"), ratios)),
-    });
-    metrics.push(single(
+    let [one, pairs] = paired.om.clone();
+    paired.report(
+        metrics,
+        Kind::Write4k,
+        (
+            format!("one_om_{count}_write_4k"),
+            format!("WRITE of 4 KiB on all EMs, one OM with {count}"),
+        ),
+        (
+            format!("pairs_{count}_write_4k"),
+            format!("WRITE of 4 KiB on all EMs, {count} complete pairs"),
+        ),
         format!("one_om_{count}_gap"),
-        "  gap by round".into(),
-        "%",
-        gaps,
-    ));
-    let [one, pairs] = paired.om;
+    );
     let [idle_one, idle_pairs] = idle;
     for (name, what, one, pairs) in [
         (
