@@ -66,12 +66,24 @@ cause() {
   printf '%s' "$line"
 }
 
+# remove FOLDER with all that is in it. One in which something is still mounted stays: a killed helper may have left the
+# host's own folders in it.
+remove() {
+  local folder
+  folder=$(realpath -m -- "$1")
+  if folder=$folder awk 'index($2 "/", ENVIRON["folder"] "/") == 1 { found = 1 } END { exit found }' /proc/self/mounts; then
+    rm -rf --one-file-system -- "$folder"
+  else
+    say "$folder stays: something is mounted in it (see /proc/self/mounts)"
+  fi
+}
+
 cleanup() {
   local status=$?
   trap - ERR
   # The child takes down what it has set up itself.
   [ -z "$child" ] || { kill "$child" 2>/dev/null && wait "$child" 2>/dev/null; } || true
-  [ -z "$work" ] || rm -rf "$work"
+  [ -z "$work" ] || remove "$work"
   return "$status"
 }
 
@@ -107,7 +119,8 @@ begin() {
 # publish puts the finished folder in its place and throws out those that nobody has asked for in 30 days.
 publish() {
   local old name=${out##*/}
-  rm -rf "$work/root" "$work/root.tar"
+  remove "$work/root"
+  rm -f "$work/root.tar"
   touch "$work/done"
   chmod 755 "$work"
   [ ! -e "$out" ] || mv "$out" "$work.old"

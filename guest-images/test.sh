@@ -17,6 +17,11 @@ trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 passed=0 failed=0
 
+# What the scripts take away, and what not; the mounts are seen by this one shell alone.
+removes() { # SETUP CHECK
+  unshare --user --map-root-user --mount bash -c '. "$1/common.sh"; mkdir -p "$2/gone/in"; eval "$3"; remove "$2/gone" 2>/dev/null; eval "$4"' \
+    sh "$here" "$work" "$1" "$2"
+}
 guestctl() { PYTHONDONTWRITEBYTECODE=1 python3 "$here/guestctl.py" --socket "$work/ctl" "$@"; }
 result() { # OK? TEXT [LOG]
   if [ "$1" = 0 ]; then
@@ -32,6 +37,14 @@ check() { # STATUS COMMAND: the command ends with that status in the guest
   guestctl run "$2" >"$work/out" 2>&1 || status=$?
   result $((status != $1)) "$2 (status $status)" "$work/out"
 }
+
+status=0
+removes '' '[ ! -e "$2/gone" ]' || status=1
+result "$status" "a folder is removed"
+status=0
+mkdir "$work/host"
+removes 'mount --bind "$2/host" "$2/gone/in"; echo >"$2/host/file"' '[ -e "$2/host/file" ]' || status=1
+result "$status" "a folder with something mounted in it stays"
 
 begin=$(date +%s%N)
 "$qemu" -accel tcg -cpu max -machine q35 -m 512M -nodefaults -display none \
