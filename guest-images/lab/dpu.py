@@ -45,7 +45,7 @@ class MemoryFunction:
 class RdmaFunction:
     """An RDMA function of one guest, on the EM of its virtio-net function."""
 
-    def __init__(self, index, link_type="ethernet", mtu=1500, mapped_doorbells=False):
+    def __init__(self, index, link_type="ethernet", mtu=1500, mapped_doorbells=True):
         self.em, self.name, self.vm = f"em{index}", f"rdma{index}", f"vm{index}"
         self.mac = f"02:00:00:01:00:{index + 1:02x}"
         # of its network interface, which there is with link type Ethernet only

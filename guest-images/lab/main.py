@@ -50,8 +50,8 @@ def arguments(argv):
                    help="leave the RDMA functions away: virtio-net and soft RoCE on it only")
     p.add_argument("--rdma-link", choices=("ethernet", "infiniband"), default="ethernet",
                    help="what the port of an RDMA function is (default ethernet)")
-    p.add_argument("--mapped-doorbells", action="store_true",
-                   help="let the guests write RDMA doorbells to memory that the EM polls, instead of trapping them")
+    p.add_argument("--trapped-doorbells", dest="mapped_doorbells", action="store_false",
+                   help="trap the guests' RDMA doorbells, instead of letting the EM poll memory that they write")
     p.add_argument("--gpudirect", action="store_true",
                    help="give each guest a memory function and move data between those; takes the kernel of "
                         "trixie-backports")

@@ -29,7 +29,7 @@ class Lab:
 
     def __init__(self, qemu, boot, guests=2, accel="tcg", memory=512, cpus=1, mtu=1500, queue_pairs=1,
                  queue_size=256, rxe=True, extra=(), keep=False, boots=None, rdma=None,
-                 mapped_doorbells=False, gpu_mib=None, face="vfio-user"):
+                 mapped_doorbells=True, gpu_mib=None, face="vfio-user"):
         """`rdma`: link type of an RDMA function that each guest gets beside its virtio-net function, or None.
         `gpu_mib`: size of a memory function that each guest gets, behind one PCIe switch with its RDMA function and
         with an IOMMU, so that it can be used from there; or None. `face`: what QEMU sees of the virtio-net functions,

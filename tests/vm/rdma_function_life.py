@@ -5,7 +5,7 @@ import time
 
 from lab import rdma, workloads
 
-LAB = {"mtu": 9000, "rdma": "infiniband"}
+LAB = {"mtu": 9000, "rdma": "infiniband", "mapped_doorbells": False}
 # IBTA 1.5 §9.9.3, `enum ibv_wc_status`: transport retry exceeded; perftest prints the number.
 RETRY_EXCEEDED = 12
 

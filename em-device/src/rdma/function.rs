@@ -6,6 +6,7 @@ use super::front::mlx5::Device;
 use super::kept::{Kept, KeptError};
 use super::verbs::{Path, Peer};
 use crate::net::links::Links;
+use crate::worker::Watch;
 use dot_iommu::DotReader;
 use m2m_fabric::proto::FunctionStats;
 use std::collections::BTreeMap;
@@ -190,6 +191,12 @@ impl RdmaFunction {
         }
         let patience = self.device.patience(now).filter(|_| self.bus_master)?;
         now.checked_add(patience)
+    }
+
+    /// What to glance at while asleep.
+    pub fn watch(&self) -> Option<Watch> {
+        let served = self.bus_master && self.waits.is_none();
+        self.device.watch().filter(|_| served)
     }
 
     /// What to sleep on.

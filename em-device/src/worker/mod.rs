@@ -12,6 +12,7 @@
 mod handle;
 mod spin;
 mod thread;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -23,6 +24,7 @@ use crate::net::device::NetDevice;
 use crate::net::links::{Link, Links};
 use crate::rdma::function::RdmaFunction;
 pub use handle::Handle;
+pub use watch::{Watch, Watched};
 
 /// A function on the data path, with its wires.
 #[derive(Debug)]
@@ -78,6 +80,11 @@ impl State {
         self.links()
             .filter_map(|link| link.port.wake_fd())
             .chain(wires)
+    }
+
+    /// What to glance at while asleep.
+    fn watches(&self) -> Vec<Watch> {
+        self.rdma.values().filter_map(RdmaFunction::watch).collect()
     }
 
     fn turn(&mut self) -> bool {

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::State;
 use super::handle::{Shared, Task};
 use super::spin::Spin;
+use super::{State, Watch};
 
 /// Rounds without work before the core is given to who else wants it: that costs more than a few rounds.
 const PATIENT_ROUNDS: u32 = 4;
@@ -74,9 +74,10 @@ impl Worker {
                     self.collect_wires(&state);
                     // Without a timer it looks at things now and then.
                     let deaf = !shared.set_timer(&mut state) || self.wires.is_none();
+                    let watches = state.watches();
                     drop(state);
                     let begin = Instant::now();
-                    let timer_rang = self.wait(deaf);
+                    let timer_rang = self.wait(deaf, &watches);
                     state = shared.lock();
                     if timer_rang {
                         state.timer = None;
@@ -122,21 +123,31 @@ impl Worker {
         }
     }
 
-    /// Sleeps; not for long when `deaf`, which means that not everything can wake it. Answers whether the
-    /// timer rang.
-    fn wait(&self, deaf: bool) -> bool {
-        const DEAF: Timespec = Timespec {
-            tv_sec: 0,
-            tv_nsec: 1_000_000,
-        };
+    /// Sleeps; not for long when `deaf`, which means that not everything can wake it. Glances at `watches`
+    /// meanwhile. Answers whether the timer rang.
+    fn wait(&self, deaf: bool, watches: &[Watch]) -> bool {
+        const DEAF: Duration = Duration::from_millis(1);
         let (bell, timer) = (&self.shared.bell, &self.shared.timer);
         let wires = self.wires.iter().flatten().map(|fd| fd.as_fd());
         let fds = [bell.as_fd(), timer.as_fd()].into_iter().chain(wires);
         let mut fds: Vec<PollFd<'_>> = fds
             .map(|fd: BorrowedFd<'_>| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
-        // A failed wait (only EINTR can happen) is a short one.
-        let _ = poll(&mut fds, deaf.then_some(&DEAF));
+        loop {
+            let now = Instant::now();
+            let pauses = watches.iter().map(|watch| watch.pause(now));
+            let pause = pauses.chain(deaf.then_some(DEAF)).min();
+            // Pauses are shorter than a second.
+            let pause = pause.map(|pause| Timespec {
+                tv_sec: 0,
+                tv_nsec: pause.subsec_nanos().into(),
+            });
+            // A failed wait (only EINTR can happen) is a short one.
+            let ready = poll(&mut fds, pause.as_ref()) != Ok(0);
+            if ready || deaf || watches.iter().any(|watch| watch.on.glance()) {
+                break;
+            }
+        }
         let mut rang = [bell, timer].into_iter().zip(&fds).map(|(fd, polled)| {
             let rang = !polled.revents().is_empty();
             if rang {

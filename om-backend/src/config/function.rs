@@ -201,7 +201,7 @@ fn rdma(table: &mut Table<'_>) -> Result<RdmaConfig, ConfigError> {
         link_type: table
             .choice("link_type", &link_types)?
             .unwrap_or(LinkType::Ethernet),
-        mapped_doorbells: table.boolean("mapped_doorbells")?.unwrap_or(false),
+        mapped_doorbells: table.boolean("mapped_doorbells")?.unwrap_or(true),
     })
 }
 

@@ -150,7 +150,7 @@ impl Face {
 pub struct RdmaConfig {
     /// What its port is attached to: Ethernet unless the file says otherwise.
     pub link_type: LinkType,
-    /// Whether the VMM may map the doorbell pages.
+    /// Whether the VMM may map the doorbell pages: it may unless the file says otherwise.
     pub mapped_doorbells: bool,
 }
 

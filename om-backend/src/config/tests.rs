@@ -417,20 +417,20 @@ fn an_rdma_function_gets_its_defaults_and_is_taken_as_written() {
         f.kind,
         FunctionKind::Rdma(RdmaConfig {
             link_type: LinkType::Ethernet,
-            mapped_doorbells: false
+            mapped_doorbells: true
         })
     );
     assert_eq!((f.mtu, f.link_up, f.capture), (1500, true, None));
     assert_eq!(f.attachment, Attachment::Network("blue".into()));
     let f = parsed(
-        "link_type = \"infiniband\"\nmapped_doorbells = true\nlink = \"down\"\nmtu = 9000\n\
+        "link_type = \"infiniband\"\nmapped_doorbells = false\nlink = \"down\"\nmtu = 9000\n\
          ip = \"10.0.0.1/24\"\nsocket = \"/tmp/r.sock\"\n",
     );
     assert_eq!(
         f.kind,
         FunctionKind::Rdma(RdmaConfig {
             link_type: LinkType::Infiniband,
-            mapped_doorbells: true
+            mapped_doorbells: false
         })
     );
     assert_eq!((f.mtu, f.link_up), (9000, false));

@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn the_em_hears_addresses_and_that_all_of_the_bar_is_its_own() {
         let lines =
-            "mtu = 4096\nmapped_doorbells = true\nlink = \"down\"\nlink_type = \"infiniband\"";
+            "mtu = 4096\nmapped_doorbells = false\nlink = \"down\"\nlink_type = \"infiniband\"";
         let (spec, _) = presented(lines);
         assert!(spec.control.is_empty());
         let sizes: Vec<(u32, u64)> = spec.regions.iter().map(|r| (r.index, r.size)).collect();
@@ -192,7 +192,7 @@ mod tests {
             guid: 0x0200_00ff_fe00_000a,
             lid: 4,
             bar: 0,
-            mapped_doorbells: true,
+            mapped_doorbells: false,
             link_up: false,
             windows: false,
         };
@@ -204,7 +204,7 @@ mod tests {
                 link: RdmaLinkLayer::Ethernet,
                 mtu: 1500,
                 lid: 0,
-                mapped_doorbells: false,
+                mapped_doorbells: true,
                 link_up: true,
                 ..rdma
             })

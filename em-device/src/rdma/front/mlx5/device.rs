@@ -16,6 +16,7 @@ use crate::net::links::Links;
 use crate::rdma::engine::{Context, Engine};
 use crate::rdma::packet::Addresses;
 use crate::rdma::verbs::{CqNum, Destination, Path, Peer, Pushed, QpNum};
+use crate::worker::Watch;
 use dot_iommu::DotView;
 use m2m_fabric::proto::{RdmaLinkLayer, RdmaSpec};
 use smallvec::SmallVec;
@@ -399,6 +400,11 @@ impl Device {
     /// How long doorbells that nothing tells of may be left alone.
     pub(super) fn look_again(&self) -> Option<Duration> {
         self.lookout.as_ref()?.patience()
+    }
+
+    /// Where doorbells turn up without a word, when there is nothing else to wait for.
+    pub fn watch(&self) -> Option<Watch> {
+        self.lookout.as_ref()?.watch()
     }
 
     /// The data path slept, or meant to: doorbells that nothing tells of may be there.

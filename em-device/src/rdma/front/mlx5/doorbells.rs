@@ -66,7 +66,7 @@ fn take(word: &AtomicU64) -> u64 {
 }
 
 /// The positions of the bits that are set.
-fn ones(mut word: u64) -> impl Iterator<Item = u32> {
+pub(super) fn ones(mut word: u64) -> impl Iterator<Item = u32> {
     std::iter::from_fn(move || {
         let bit = (word != 0).then(|| word.trailing_zeros())?;
         word &= word - 1;

@@ -3,15 +3,19 @@
 //! A place in a doorbell page holds one doorbell: of several queues that ring through it, the last is seen.
 //! The others are found by their doorbell records: those that rang lately in every round, all others some at
 //! a time, so that a round costs the same however many there are. After a sleep a round looks at more.
+//!
+//! When all were looked at in vain, what rings next leaves something in a page: from then on glances at the pages
+//! are enough, which the worker takes in its sleep, without taking anything.
 
 use super::command::{Command, opcode as op};
 use super::doorbells::Doorbells;
 use super::mapped::MappedPages;
+use crate::worker::Watch;
 use smallvec::SmallVec;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Numbers that are looked at in every round, of each kind.
 const LATELY: usize = 16;
@@ -101,6 +105,8 @@ pub(super) struct Lookout {
     rounds: u32,
     /// Sleeps since something was found.
     in_vain: u32,
+    /// Since when there is nothing.
+    quiet: Option<Instant>,
 }
 
 impl Lookout {
@@ -113,11 +119,13 @@ impl Lookout {
             slept: false,
             rounds: 0,
             in_vain: 0,
+            quiet: None,
         }
     }
 
     /// The driver's objects are gone.
     pub(super) fn clear(&mut self) {
+        self.pages.close_all();
         *self = Self::new(self.pages.clone());
     }
 
@@ -134,12 +142,17 @@ impl Lookout {
                 if !again {
                     self.pages.clear(made);
                 }
+                self.pages.open(made);
                 self.uars.add(made);
             }
-            op::DEALLOC_UAR => self.uars.remove(index),
+            op::DEALLOC_UAR => {
+                self.pages.close(index);
+                self.uars.remove(index);
+            }
             _ => return,
         }
         self.in_vain = 0;
+        self.quiet = None;
     }
 
     /// Takes doorbells from the pages.
@@ -162,10 +175,27 @@ impl Lookout {
     pub(super) fn came_round(&mut self, worked: bool) {
         self.rounds = self.rounds.wrapping_add(1);
         let slept = std::mem::take(&mut self.slept);
-        self.in_vain = match worked {
-            true => 0,
-            false => self.in_vain.saturating_add(slept.into()),
-        };
+        if worked {
+            self.in_vain = 0;
+            self.quiet = None;
+        } else if slept {
+            self.in_vain = self.in_vain.saturating_add(1);
+            self.quiet.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Whether all had their turn since something was found.
+    fn is_settled(&self) -> bool {
+        let all = [&self.uars, &self.sends, &self.cqs];
+        let most = all.map(|rota| rota.numbers.len()).into_iter().max();
+        self.in_vain as usize * MANY >= most.unwrap_or(0).max(1)
+    }
+
+    /// What the worker glances at in its sleep, when that is enough.
+    pub(super) fn watch(&self) -> Option<Watch> {
+        let since = self.quiet.filter(|_| self.is_settled())?;
+        let on = self.pages.clone();
+        (!self.uars.numbers.is_empty()).then_some(Watch { on, since })
     }
 
     /// Before sleep: whether there is a doorbell already where there were some lately.
@@ -178,10 +208,11 @@ impl Lookout {
         self.slept = true;
     }
 
-    /// How long it may sleep, when the driver has doorbells.
+    /// How long it may sleep, when the driver has doorbells that glances do not find.
     pub(super) fn patience(&self) -> Option<Duration> {
         let log = (SHORTEST + self.in_vain.min(LONGEST)).min(LONGEST);
-        (!self.uars.numbers.is_empty()).then_some(Duration::from_micros(1 << log))
+        let blind = !self.uars.numbers.is_empty() && self.watch().is_none();
+        blind.then_some(Duration::from_micros(1 << log))
     }
 
     /// How many are looked at in this round beside those that rang lately.
@@ -239,24 +270,31 @@ mod tests {
         assert!(!seen(&mut rota, 1).contains(&0) && !seen(&mut rota, 1).contains(&200));
     }
 
+    fn sleep_in_vain(lookout: &mut Lookout) {
+        lookout.woke();
+        lookout.came_round(false);
+    }
+
     #[test]
-    fn sleeps_grow_with_looks_in_vain_and_are_short_again_after_work() {
+    fn glances_are_enough_when_all_queues_had_their_turn() {
         let (pages, _) = MappedPages::of(MappedPages::memory().unwrap()).unwrap();
         let mut lookout = Lookout::new(Arc::new(pages));
         assert_eq!(lookout.patience(), None, "no driver");
         lookout.uars.add(8);
+        (0..3 * MANY as u32).for_each(|number| lookout.sends.add(number));
         let shortest = lookout.patience().unwrap();
         lookout.came_round(false);
         assert_eq!(lookout.patience(), Some(shortest), "no sleep yet");
-        for _ in 0..100 {
-            lookout.woke();
-            lookout.came_round(false);
+        for _ in 0..2 {
+            sleep_in_vain(&mut lookout);
+            assert!(lookout.patience().unwrap() > shortest);
+            assert!(lookout.watch().is_none());
         }
-        assert_eq!(
-            lookout.patience(),
-            Some(Duration::from_micros(1 << LONGEST))
-        );
+        sleep_in_vain(&mut lookout);
+        assert_eq!(lookout.patience(), None);
+        assert!(lookout.watch().is_some());
         lookout.came_round(true);
         assert_eq!(lookout.patience(), Some(shortest));
+        assert!(lookout.watch().is_none());
     }
 }

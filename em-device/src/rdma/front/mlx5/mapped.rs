@@ -4,13 +4,14 @@
 //! found there is taken and zero put in its place, so that an equal doorbell is seen again. No doorbell is
 //! zero: entries have a size, completion and event queues have numbers from 1 on.
 
-use super::doorbells::Doorbells;
+use super::doorbells::{Doorbells, ones};
 use super::registers::{self, BAR_BYTES, FIRST_UAR, UAR_BYTES};
+use crate::worker::Watched;
 use dot_iommu::{Access, DotError, HostMapping};
 use smartep::function::RegionMmap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use vm_memory::{VolatileMemory, VolatileSlice};
 
 /// The places in a page, of 8 bytes each.
@@ -18,10 +19,17 @@ const PLACES: [u64; 11] = [
     0x20, 0x40, 0x48, 0x800, 0x900, 0xa00, 0xb00, 0xc00, 0xd00, 0xe00, 0xf00,
 ];
 
+/// Pages of which a glance looks at the doorbells: a glance costs the same however many are in use.
+const GLANCED: u32 = 128;
+
 /// See the module.
 #[derive(Debug)]
 pub struct MappedPages {
     memory: Arc<HostMapping>,
+    /// A bit for each page that was given out.
+    in_use: Box<[AtomicU64]>,
+    /// The word of `in_use` that the next glance begins with.
+    next: AtomicUsize,
 }
 
 impl MappedPages {
@@ -40,7 +48,13 @@ impl MappedPages {
             offset: 0,
             areas: vec![(first, BAR_BYTES - first)],
         };
-        Ok((Self { memory }, mmap))
+        let words = (BAR_BYTES / UAR_BYTES).div_ceil(64);
+        let pages = Self {
+            memory,
+            in_use: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            next: AtomicUsize::new(0),
+        };
+        Ok((pages, mmap))
     }
 
     #[inline]
@@ -83,6 +97,27 @@ impl MappedPages {
         })
     }
 
+    /// A page is given out; glances look at it from now on.
+    pub(super) fn open(&self, uar: u32) {
+        if let Some(word) = self.in_use.get(uar as usize / 64) {
+            word.fetch_or(1 << (uar % 64), Ordering::AcqRel);
+        }
+    }
+
+    /// A page is returned.
+    pub(super) fn close(&self, uar: u32) {
+        if let Some(word) = self.in_use.get(uar as usize / 64) {
+            word.fetch_and(!(1 << (uar % 64)), Ordering::AcqRel);
+        }
+    }
+
+    /// All pages are returned.
+    pub(super) fn close_all(&self) {
+        for word in &self.in_use {
+            word.store(0, Ordering::Release);
+        }
+    }
+
     /// Forgets what is in a page: its next user begins anew.
     pub(super) fn clear(&self, uar: u32) {
         let Some(page) = self.page(uar) else {
@@ -99,6 +134,30 @@ impl MappedPages {
         let page = self.page((offset / UAR_BYTES) as u32).unwrap();
         let word = word(&page, offset % UAR_BYTES).unwrap();
         word.store(u64::from_ne_bytes(bytes), Ordering::Release);
+    }
+}
+
+impl Watched for MappedPages {
+    fn glance(&self) -> bool {
+        let words = self.in_use.len();
+        let first = self.next.load(Ordering::Relaxed);
+        let mut looked = 0;
+        for n in first..first + words {
+            let n = n % words;
+            let bits = self.in_use.get(n).map_or(0, |w| w.load(Ordering::Acquire));
+            if bits == 0 {
+                continue;
+            }
+            if looked >= GLANCED {
+                self.next.store(n, Ordering::Relaxed);
+                return false;
+            }
+            looked += bits.count_ones();
+            if ones(bits).any(|bit| self.is_rung(n as u32 * 64 + bit)) {
+                return true;
+            }
+        }
+        false
     }
 }
 
@@ -146,6 +205,24 @@ mod tests {
         doorbells.take_eqs(|eq, index, arm| eqs.push((eq, index, arm)));
         assert_eq!((cqs, sends(&doorbells)), (vec![5], vec![0x100]));
         assert_eq!(eqs, [(2, 9, false), (3, 256, true)]);
+    }
+
+    #[test]
+    fn glances_see_the_pages_in_use_some_at_a_time() {
+        let (pages, _) = MappedPages::of(MappedPages::memory().unwrap()).unwrap();
+        let rung = |uar: u64| pages.store(uar * 4096 + 0x20, [0xff; 8]);
+        rung(9);
+        assert!(!pages.glance(), "not given out");
+        pages.open(9);
+        assert!(pages.glance());
+        pages.close(9);
+        assert!(!pages.glance());
+        (100..4000).for_each(|uar| pages.open(uar));
+        rung(3999);
+        let glances = (1..100).find(|_| pages.glance()).unwrap();
+        assert!((20..40).contains(&glances), "{glances}");
+        pages.close_all();
+        assert!(!pages.glance());
     }
 
     #[test]

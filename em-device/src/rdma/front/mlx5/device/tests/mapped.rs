@@ -101,21 +101,34 @@ fn cq_record(input: &[u8]) -> u64 {
 }
 
 #[test]
-fn a_queue_without_news_is_no_work_and_the_next_look_is_later() {
-    let (mut driver, _) = Driver::mapped(IB);
+fn a_queue_without_news_is_no_work_and_glances_find_what_rings_next() {
+    let (mut driver, pages) = Driver::mapped(IB);
     let now = std::time::Instant::now();
     assert_eq!(driver.device.patience(now), None, "no doorbells yet");
-    driver.create(op::ALLOC_UAR, &[]);
+    let uar = driver.create(op::ALLOC_UAR, &[]);
     let (pd, cq) = driver.basics();
-    Queue::new(&mut driver, pd, cq);
+    let mut queue = Queue::new(&mut driver, pd, cq);
     while driver.turn() {}
-    let first = driver.device.patience(now).unwrap();
-    for _ in 0..20 {
+    for round in 1..3 {
+        assert!(driver.device.patience(now).is_some() && driver.device.watch().is_none());
         driver.device.woke();
         assert!(!driver.turn());
+        assert_eq!(driver.device.patience(now), None);
+        let watch = driver.device.watch().unwrap();
+        assert!(!watch.on.glance());
+        let doorbell = queue.post(&driver);
+        pages.store(u64::from(uar) * 4096 + 0x900, doorbell);
+        assert!(watch.on.glance() && watch.on.glance(), "it stays");
+        driver.device.woke();
+        assert!(driver.turn());
+        assert!(!watch.on.glance());
+        assert_eq!(completions(&mut driver, cq), round);
     }
-    let later = driver.device.patience(now).unwrap();
-    assert!(later > first, "{first:?} {later:?}");
+    driver.ok(op::DEALLOC_UAR, &about(uar), 16);
+    pages.store(u64::from(uar) * 4096 + 0x900, [1; 8]);
+    driver.device.woke();
+    driver.turn();
+    assert!(driver.device.watch().is_none(), "no page, nothing to see");
     driver.device.reset();
     assert_eq!(driver.device.patience(now), None);
 }
