@@ -38,7 +38,8 @@ def test_one_command_ends_with_a_perftest_table(ctx):
         for device in ("soft RoCE", "RDMA function"):
             assert [r["bytes"] for r in results if r["device"] == device] == sizes, results
             assert device in done.stdout, done.stdout
-        assert all(r["mib_per_s"] > 0 for r in results), results
+        # perftest prints MiB/s with two decimals, which is nothing for some thousand messages of two bytes.
+        assert all(r["msg_per_s"] > 0 and (r["mib_per_s"] > 0 or r["bytes"] < 64) for r in results), results
     assert not leftovers(before), leftovers(before)
 
 
