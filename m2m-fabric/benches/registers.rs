@@ -20,7 +20,10 @@ use std::time::{Duration, Instant};
 
 const ROUNDS: usize = 9;
 /// Calls of a round, and how many of them are timed together: looking at the clock is no small part of a hot one.
-const HOT: Count = Count { groups: 100, of: 20 };
+const HOT: Count = Count {
+    groups: 100,
+    of: 20,
+};
 const COLD: Count = Count { groups: 40, of: 1 };
 const PAUSE: Duration = Duration::from_millis(2);
 const LONG: Duration = Duration::from_secs(10);
