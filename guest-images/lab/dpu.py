@@ -68,16 +68,15 @@ class ErdmaFunction(RdmaFunction):
 
     modules, driver = ("ib_uverbs", "rdma_ucm", "erdma"), "erdma"
 
-    def __init__(self, index, mtu=1500, mapped_doorbells=True):
-        super().__init__(index, "erdma", mtu, mapped_doorbells)
+    def __init__(self, index, mtu=1500):
+        super().__init__(index, "erdma", mtu)
         net = Function(index)
         self.name, self.mac, self.ip = f"erdma{index}", net.mac, net.ip
 
     def toml(self):
         """This function as a table of the OM's file, below that of its EM."""
         return (f'  [[em.function]]\n  name = "{self.name}"\n'
-                f'  kind = "erdma"\n  vm = "{self.vm}"\n  mac = "{self.mac}"\n  mtu = {self.mtu}\n'
-                f'  mapped_doorbells = {str(self.mapped_doorbells).lower()}\n  network = "lab"\n')
+                f'  kind = "erdma"\n  mac = "{self.mac}"\n  mtu = {self.mtu}\n  network = "lab"\n')
 
 
 class Dpu:

@@ -31,7 +31,7 @@ def find_parts(kernel=None, flavour=None):
 def make_rdma(index, kind, mtu, mapped_doorbells):
     """The RDMA function of guest `index`."""
     if kind == "erdma":
-        return ErdmaFunction(index, mtu, mapped_doorbells)
+        return ErdmaFunction(index, mtu)
     return RdmaFunction(index, kind, mtu, mapped_doorbells)
 
 
