@@ -449,6 +449,16 @@ fn segment(key: u32, address: u64, len: u32) -> [u8; 16] {
 }
 
 impl Erdma {
+    /// Stores both doorbell records for what was posted and rings nothing, as if the doorbells got lost.
+    ///
+    /// # Errors
+    /// The memory cannot be written.
+    pub fn record_only(&mut self, qp: &Qp) -> Result<()> {
+        let (sends, receives) = qp.records;
+        self.memory.write(sends, &qp.last_send.to_le_bytes())?;
+        self.memory.write(receives, &qp.last_receive.to_le_bytes())
+    }
+
     /// Rings the send doorbell for what was posted.
     ///
     /// # Errors
