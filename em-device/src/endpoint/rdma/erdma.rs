@@ -55,7 +55,11 @@ impl Face {
                     f.with_erdma(|device, _| device.init(&setup));
                 });
             }
-            Action::Reset => data.stop_device(),
+            Action::Reset => {
+                data.stop_device();
+                // Its addresses are gone too.
+                data.change_device(|_| ());
+            }
         }
     }
 

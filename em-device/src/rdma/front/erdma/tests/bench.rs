@@ -154,30 +154,8 @@ impl Bench {
 
     /// Executes a command of 32-bit words at offsets, and takes its completion.
     pub(super) fn command(&mut self, (module, opcode): (u8, u8), words: &[(usize, u32)]) -> Answer {
-        let mut bytes = [0xee; 128];
-        bytes[8..].fill(0);
-        let next = self.producer.wrapping_add(4);
-        let head = 3u64 << 52 | u64::from(module) << 24 | u64::from(opcode) << 16;
-        bytes[..8].copy_from_slice(&(head | u64::from(next)).to_le_bytes());
-        for (at, word) in words {
-            bytes[*at..at + 4].copy_from_slice(&word.to_le_bytes());
-        }
-        let at = COMMANDS + 32 * u64::from(self.producer % 512);
-        self.memory.write(at, &bytes);
         let first = self.producer;
-        self.producer = next;
-        let rung = self.registers.write(0x200, &u64::from(next).to_le_bytes());
-        assert_eq!(rung, Action::Commands(next));
-        let memory = self.reader.pin();
-        let mut cx = Context {
-            memory: &memory,
-            fabric: &mut self.fabric,
-            now: self.now,
-        };
-        while let Some(command) = self.device.next_command(next, &memory) {
-            let path = self.device.destination(&command).map(|_| PATH);
-            self.device.execute(&command, path, &mut cx);
-        }
+        self.raw_command((module, opcode), words);
         self.fabric.addresses = self.device.addresses().clone();
         let entry = self
             .memory
@@ -192,6 +170,33 @@ impl Bench {
         match word(0) & 0xff {
             0 => Ok([long(2), long(4)]),
             syndrome => Err(syndrome),
+        }
+    }
+
+    /// Executes a command, whatever becomes of it.
+    pub(super) fn raw_command(&mut self, (module, opcode): (u8, u8), words: &[(usize, u32)]) {
+        let mut bytes = [0xee; 128];
+        bytes[8..].fill(0);
+        let next = self.producer.wrapping_add(4);
+        let head = 3u64 << 52 | u64::from(module) << 24 | u64::from(opcode) << 16;
+        bytes[..8].copy_from_slice(&(head | u64::from(next)).to_le_bytes());
+        for (at, word) in words {
+            bytes[*at..at + 4].copy_from_slice(&word.to_le_bytes());
+        }
+        let at = COMMANDS + 32 * u64::from(self.producer % 512);
+        self.memory.write(at, &bytes);
+        self.producer = next;
+        let rung = self.registers.write(0x200, &u64::from(next).to_le_bytes());
+        assert_eq!(rung, Action::Commands(next));
+        let memory = self.reader.pin();
+        let mut cx = Context {
+            memory: &memory,
+            fabric: &mut self.fabric,
+            now: self.now,
+        };
+        while let Some(command) = self.device.next_command(next, &memory) {
+            let path = self.device.destination(&command).map(|_| PATH);
+            self.device.execute(&command, path, &mut cx);
         }
     }
 
@@ -330,26 +335,34 @@ impl Bench {
         );
     }
 
-    /// Rounds until nothing is done any more.
-    pub(super) fn run(&mut self) {
+    /// One round. Answers whether anything was done.
+    pub(super) fn turn(&mut self) -> bool {
         let memory = self.reader.pin();
-        for _ in 0..1000 {
+        let mut cx = Context {
+            memory: &memory,
+            fabric: &mut self.fabric,
+            now: self.now,
+        };
+        let mut worked = self.device.turn(&mut cx);
+        for _ in 0..self.fabric.packets.len() {
+            let Some(packet) = self.fabric.packets.pop_front() else {
+                break;
+            };
+            worked = true;
             let mut cx = Context {
                 memory: &memory,
                 fabric: &mut self.fabric,
                 now: self.now,
             };
-            let mut worked = self.device.turn(&mut cx);
-            while let Some(packet) = self.fabric.packets.pop_front() {
-                worked = true;
-                let mut cx = Context {
-                    memory: &memory,
-                    fabric: &mut self.fabric,
-                    now: self.now,
-                };
-                self.device.engine().receive(PATH.peer, packet, &mut cx);
-            }
-            if !worked {
+            self.device.engine().receive(PATH.peer, packet, &mut cx);
+        }
+        worked
+    }
+
+    /// Rounds until nothing is done any more.
+    pub(super) fn run(&mut self) {
+        for _ in 0..1000 {
+            if !self.turn() {
                 return;
             }
         }

@@ -4,4 +4,5 @@ mod bench;
 mod commands;
 mod datagrams;
 mod errors;
+mod random;
 mod work;
