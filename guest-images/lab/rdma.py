@@ -6,8 +6,10 @@ import time
 from .errors import LabError
 
 # By driver, not by name: udev, where there is one, renames the device.
-FIND = ("for d in /sys/class/infiniband/*; do "
-        'case "$(readlink $d/device/driver)" in */DRIVER) basename $d;; esac; done')
+FIND = {"mlx5_core": "for d in /sys/class/infiniband/*; do "
+                     'case "$(readlink $d/device/driver)" in */mlx5_core) basename $d;; esac; done',
+        # Linux's erdma does not say which PCI function its device is on; and there is no udev where this driver is.
+        "erdma": "ls /sys/class/infiniband | grep ^erdma_; true"}
 # Lines of a kernel log that speak of trouble, whatever their level.
 TROUBLE = re.compile(r"WARNING:|(?-i:BUG:)|Call Trace|\bOops|general protection|hung task|soft lockup|hw csum failure|"
                      r"command timeout|timeout\. Will cause a leak|cmd_work_handler|"
@@ -38,7 +40,7 @@ def bring_up(vm, function, timeout=60):
 
 def devices(vm, driver="mlx5_core"):
     """Names of the RDMA devices of this driver."""
-    return vm.must(FIND.replace("DRIVER", driver)).split()
+    return vm.must(FIND[driver]).split()
 
 
 def device(vm, driver="mlx5_core", timeout=20):
