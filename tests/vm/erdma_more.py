@@ -1,8 +1,12 @@
 """RDMA functions with the face of erdma: every size and kind, rdma_cm, drivers that come and go."""
 
+import re
+import time
+
 from erdma import FLAVOUR, LAB, perftest  # noqa: F401
 from lab import rdma
 from rdma_function import devices, pingpong
+from rdma_function_life import RETRY_EXCEEDED
 
 
 def test_bandwidth_of_all_sizes(ctx):
@@ -60,3 +64,21 @@ def test_guest_reboots(ctx):
     ctx.lab.vms[0].wait_ready(90)
     perftest(ctx, "ib_write_bw", 65536)
     assert ctx.lab.dpu.em_pids() == pids
+
+
+def test_guest_killed_under_traffic(ctx):
+    """kill -9 of the server's QEMU: the peer's writes end with an error, and a new guest takes the function."""
+    own, other = devices(ctx)
+    server, client = ctx.lab.vms
+    options = "-F -s 65536 -D 90"
+    server.must(f"(ib_write_bw -d {own} {options} >/tmp/server.log 2>&1 &); sleep 0.5")
+    ident = client.guest.spawn(f"stdbuf -oL ib_write_bw -d {other} {options} {ctx.lab.ip(0)} 2>&1")
+    time.sleep(5)
+    status, text = client.guest.wait(ident, 1)
+    assert status == 124 and "#bytes" in text, (status, text[-600:])
+    server.kill()
+    status, text = client.guest.wait(ident, 60)
+    found = re.search(r"Failed status (\d+)", text)
+    assert status not in (0, 124) and found and int(found[1]) == RETRY_EXCEEDED, (status, text[-600:])
+    ctx.lab.replace_vm(0).start().wait_ready(90)
+    perftest(ctx, "ib_write_bw", 65536)

@@ -276,6 +276,35 @@ fn an_armed_queue_brings_one_event_and_one_interrupt() {
 }
 
 #[test]
+fn a_queue_armed_again_before_it_is_polled_waits_for_a_new_entry() {
+    let mut pair = Pair::new(true);
+    let remote = pair.b.buffer;
+    let part = pair.a.part(0, 8);
+    let write = Send::Write(remote.address, remote.key, None);
+    let event = |pair: &mut Pair| {
+        let driver = &mut pair.a.driver;
+        let signalled = || driver.interrupted(1).then_some(());
+        wait_for("an interrupt", SOON, signalled).unwrap();
+        let number = pair.a.sends.number;
+        assert_eq!(driver.completion_event(1).unwrap(), Some(number));
+        assert_eq!(driver.completion_event(1).unwrap(), None);
+    };
+    pair.a.driver.arm(&mut pair.a.sends, false).unwrap();
+    for _ in 0..3 {
+        pair.a.send(write, &[part]);
+        event(&mut pair);
+        // perftest's order: the next event is asked for before the entry of this one is taken.
+        pair.a.driver.arm(&mut pair.a.sends, false).unwrap();
+        std::thread::sleep(QUIET);
+        assert!(
+            !pair.a.driver.interrupted(1),
+            "an event without a new entry"
+        );
+        pair.a.sends.success().unwrap();
+    }
+}
+
+#[test]
 fn a_queue_armed_for_solicited_messages_sleeps_through_others() {
     let mut pair = Pair::new(true);
     for n in 0..4 {
