@@ -5,23 +5,34 @@ import shutil
 import tempfile
 
 from . import host, rdma
-from .dpu import Dpu, Function, MemoryFunction, RdmaFunction
+from .dpu import Dpu, ErdmaFunction, Function, MemoryFunction, RdmaFunction
 from .errors import LabError
 from .vm import IOMMU, SWITCH, Boot, Vm, dpu_nic, vhost_nic
 
 
+# How build-guest.sh makes each kind of image.
+FLAVOURS = {None: (), "backports": ("--kernel", "backports"), "erdma": ("--erdma",)}
+
+
 def find_parts(kernel=None, flavour=None):
-    """Set-up: `(qemu, boot)` from the cached QEMU and guest image, made where they are missing. `flavour`: that of the
-    image's kernel, see build-guest.sh."""
+    """Set-up: `(qemu, boot)` from the cached QEMU and guest image, made where they are missing. `flavour`:
+    `backports` or `erdma`, see build-guest.sh."""
     host.say("QEMU with vfio-user (made once, then cached)")
     qemu = host.script("get-qemu.sh")
     host.say("guest image (made once, then cached)")
-    image = host.script("build-guest.sh", *(["--kernel", flavour] if flavour else []))
+    image = host.script("build-guest.sh", *FLAVOURS[flavour])
     # The unpacked kernel starts about a second sooner under emulation.
     own = next(k for k in ("vmlinux", "vmlinuz") if os.path.exists(os.path.join(image, k)))
     boot = Boot(kernel or os.path.join(image, own), next(
         os.path.join(image, f) for f in sorted(os.listdir(image)) if f.startswith("initramfs")))
     return qemu, boot
+
+
+def make_rdma(index, kind, mtu, mapped_doorbells):
+    """The RDMA function of guest `index`."""
+    if kind == "erdma":
+        return ErdmaFunction(index, mtu)
+    return RdmaFunction(index, kind, mtu, mapped_doorbells)
 
 
 class Lab:
@@ -30,7 +41,8 @@ class Lab:
     def __init__(self, qemu, boot, guests=2, accel="tcg", memory=512, cpus=1, mtu=1500, queue_pairs=1,
                  queue_size=256, rxe=True, extra=(), keep=False, boots=None, rdma=None,
                  mapped_doorbells=True, gpu_mib=None, face="vfio-user", iommu=None):
-        """`rdma`: link type of an RDMA function that each guest gets beside its virtio-net function, or None.
+        """`rdma`: what RDMA function each guest gets beside its virtio-net function: `ethernet` or `infiniband`, a port
+        of that kind under mlx5; `erdma`, which takes a boot of that flavour; None; or a list with one for each guest.
         `gpu_mib`: size of a memory function that each guest gets, behind one PCIe switch with its RDMA function and
         with an IOMMU, so that it can be used from there; or None. `face`: what QEMU sees of the virtio-net functions,
         `vfio-user` or `vhost-user`, or a list with one for each guest. `iommu`: `translate` for an IOMMU through which
@@ -39,7 +51,8 @@ class Lab:
         self.keep, self.failed = keep, False
         faces = [face] * guests if isinstance(face, str) else face
         self.functions = [Function(i, mtu, queue_pairs, queue_size, face=faces[i]) for i in range(guests)]
-        self.rdma_functions = [RdmaFunction(i, rdma, mtu, mapped_doorbells) for i in range(guests)] if rdma else []
+        kinds = [rdma] * guests if isinstance(rdma, str) else rdma or []
+        self.rdma_functions = [make_rdma(i, kind, mtu, mapped_doorbells) for i, kind in enumerate(kinds)]
         self.memory_functions = [MemoryFunction(i, gpu_mib) for i in range(guests)] if gpu_mib else []
         self.dpu = Dpu(self.run_dir, self.functions + self.rdma_functions + self.memory_functions, keep)
         self.settings = dict(qemu=qemu, accel=accel, memory=memory, cpus=cpus, extra=extra, keep=keep)

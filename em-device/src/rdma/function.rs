@@ -2,7 +2,7 @@
 
 use super::engine::Context;
 use super::fabric::Wires;
-use super::front::mlx5::Device;
+use super::front::{Device, erdma, mlx5};
 use super::kept::{Kept, KeptError};
 use super::verbs::{Path, Peer};
 use crate::net::links::Links;
@@ -66,9 +66,10 @@ impl RdmaFunction {
     /// Takes over what a former process left; `queue` is where the command queue is.
     ///
     /// # Errors
-    /// As [`Device::restore`]; the function is as after power-on then.
+    /// As [`mlx5::Device::restore`]; the function is as after power-on then.
     pub fn restore(&mut self, kept: &Arc<Kept>, queue: Option<u64>) -> Result<(), KeptError> {
-        let result = self.with(|device, cx| device.restore(kept, queue, cx));
+        let result = self.with_mlx5(|device, cx| device.restore(kept, queue, cx));
+        let result = result.unwrap_or(Ok(()));
         if result.is_err() {
             self.reset();
         }
@@ -107,6 +108,28 @@ impl RdmaFunction {
         act(&mut self.device, &mut cx)
     }
 
+    /// [`Self::with`] for a device of the ConnectX family; `None`: it is another.
+    pub fn with_mlx5<R>(
+        &mut self,
+        act: impl FnOnce(&mut mlx5::Device, &mut Context<'_>) -> R,
+    ) -> Option<R> {
+        self.with(|device, cx| match device {
+            Device::Mlx5(device) => Some(act(device, cx)),
+            Device::Erdma(_) => None,
+        })
+    }
+
+    /// [`Self::with`] for a device of the `erdma` driver; `None`: it is another.
+    pub fn with_erdma<R>(
+        &mut self,
+        act: impl FnOnce(&mut erdma::Device, &mut Context<'_>) -> R,
+    ) -> Option<R> {
+        self.with(|device, cx| match device {
+            Device::Mlx5(_) => None,
+            Device::Erdma(device) => Some(act(device, cx)),
+        })
+    }
+
     /// Whether the function may use guest memory (command register, bus master enable).
     pub fn set_bus_master(&mut self, on: bool) {
         self.bus_master = on;
@@ -140,7 +163,7 @@ impl RdmaFunction {
                 fabric: &mut self.wires,
                 now,
             };
-            let request = self.device.engine().receive(from, packet, &mut cx);
+            let request = self.device.receive(from, packet, &mut cx);
             self.wires.reuse(request);
         }
         self.wires.release();
@@ -222,7 +245,8 @@ impl RdmaFunction {
     /// The last answer of the OM about each peer that something relies on.
     pub fn paths(&mut self) -> Vec<Path> {
         let mut paths: BTreeMap<u32, Path> = BTreeMap::new();
-        let all = self.device.engine().paths().chain(self.wires.paths());
+        let own = self.device.paths();
+        let all = own.into_iter().chain(self.wires.paths());
         for path in all {
             let last = paths.entry(path.peer.0).or_insert(path);
             last.generation = last.generation.max(path.generation);
@@ -239,7 +263,7 @@ impl RdmaFunction {
     /// Answers of the OM about a peer, up to a generation, are not valid any more.
     pub fn revoke(&mut self, peer: Peer, generation: u64) {
         self.wires.revoke(peer, generation);
-        self.with(|device, cx| device.engine().revoke(peer, generation, cx));
+        self.with(|device, cx| device.revoke(peer, generation, cx));
         self.wires.flush();
     }
 

@@ -130,6 +130,9 @@ pub struct Request {
     pub datagram: Option<DatagramHeader>,
     /// Whether an answer is wanted: always for a reliable connection's last packet and for READs.
     pub acknowledge: bool,
+    /// log₂ of the requester's path MTU in bytes, 8 to 12: how many PSNs the payload uses. The two ends of a
+    /// connection need not agree on it.
+    pub mtu_shift: u8,
 }
 
 /// What the responder says.

@@ -65,6 +65,11 @@ impl Memory {
         this
     }
 
+    /// The file that it is in.
+    pub(crate) fn mapping(&self) -> &HostMapping {
+        &self.mapping
+    }
+
     pub(crate) fn map(&self) {
         let backing = Backing::Mapped {
             mapping: self.mapping.clone(),

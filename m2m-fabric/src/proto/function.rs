@@ -57,7 +57,7 @@ pub struct ControlWindow {
 pub enum FunctionKind {
     /// A virtio network device (virtio 1.3 §5.1).
     VirtioNet(VirtioNetSpec),
-    /// An RDMA device, compatible with the drivers of the ConnectX family.
+    /// An RDMA device.
     Rdma(RdmaSpec),
     /// Memory behind a BAR.
     Memory(MemorySpec),
@@ -75,6 +75,8 @@ pub struct MemorySpec {
 /// Parameters of an RDMA function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RdmaSpec {
+    /// What its guest sees.
+    pub face: RdmaFace,
     /// What its port is.
     pub link: RdmaLinkLayer,
     /// Permanent MAC address.
@@ -85,8 +87,7 @@ pub struct RdmaSpec {
     pub guid: u64,
     /// LID that the subnet gave the port, 1 to 0xbfff; 0 with [`RdmaLinkLayer::Ethernet`].
     pub lid: u16,
-    /// BAR with the initialization segment, the doorbell pages (UARs) and, where config space says, the
-    /// MSI-X table.
+    /// BAR with registers and doorbells.
     pub bar: u32,
     /// Whether the VMM may map the doorbell pages, which the EM then polls.
     pub mapped_doorbells: bool,
@@ -95,6 +96,15 @@ pub struct RdmaSpec {
     /// Whether there may be windows: one that takes the place of another waits for
     /// [`WindowsGiven`](super::RdmaRequest::WindowsGiven) as for its wires.
     pub windows: bool,
+}
+
+/// Whose driver an RDMA function is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RdmaFace {
+    /// The drivers of the ConnectX family.
+    Mlx5,
+    /// The `erdma` driver; its port is an Ethernet one.
+    Erdma,
 }
 
 /// What an RDMA port is attached to.

@@ -22,7 +22,7 @@ pub use stats::*;
 use serde::{Deserialize, Serialize};
 
 /// Version of every message below; both sides must have the same.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 
 /// First message on a connection, from the EM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,11 +1,11 @@
 //! From the table of a function to a checked [`FunctionConfig`].
 
-use super::parse::{NAME, Seen, name, path};
+use super::parse::{Borrower, NAME, Seen, name, path};
 use super::reader::{At, Table};
 use super::values::is_name;
 use super::{
     Attachment, ConfigError, Face, FunctionConfig, FunctionKind, IpPrefix, LinkType,
-    MAX_SOCKET_PATH, MacAddress, MemoryConfig, NetConfig, RdmaConfig, VhostMode,
+    MAX_SOCKET_PATH, MacAddress, MemoryConfig, NetConfig, RdmaConfig, RdmaFace, VhostMode,
 };
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
@@ -17,7 +17,7 @@ const PORT: &str = "{ tap = \"NAME\" }, { loopback = true } or { null = true }";
 #[derive(Clone, Copy)]
 enum Kind {
     VirtioNet,
-    Rdma,
+    Rdma(RdmaFace),
     Memory,
 }
 
@@ -39,17 +39,25 @@ pub(super) fn function(
     }
     let kinds = [
         ("virtio-net", Kind::VirtioNet),
-        ("rdma", Kind::Rdma),
+        ("rdma", Kind::Rdma(RdmaFace::Mlx5)),
+        ("erdma", Kind::Rdma(RdmaFace::Erdma)),
         ("memory", Kind::Memory),
     ];
     let kind = table.choice("kind", &kinds)?;
-    let kind = table.required("kind", kind, "\"virtio-net\" or \"rdma\" or \"memory\"")?;
+    let kind = table.required(
+        "kind",
+        kind,
+        "\"virtio-net\" or \"rdma\" or \"erdma\" or \"memory\"",
+    )?;
     // complaints about keys that only other kinds have say so
-    let is_rdma = match kind {
-        Kind::VirtioNet => false,
-        Kind::Rdma => {
-            table.rename("a function of kind \"rdma\"");
-            true
+    let face = match kind {
+        Kind::VirtioNet => None,
+        Kind::Rdma(face) => {
+            table.rename(match face {
+                RdmaFace::Mlx5 => "a function of kind \"rdma\"",
+                RdmaFace::Erdma => "a function of kind \"erdma\"",
+            });
+            Some(face)
         }
         Kind::Memory => {
             table.rename("a function of kind \"memory\"");
@@ -57,7 +65,7 @@ pub(super) fn function(
         }
     };
     let vm = vm(&mut table)?;
-    let mac = mac(&mut table, &name.value, seen)?;
+    let mac = mac(&mut table, &name.value, face, vm.as_deref(), seen)?;
     let wanted = "an address with its prefix length, like \"10.0.0.1/24\"";
     let ip = match table.string("ip", wanted)? {
         Some(at) => Some(at.value.parse::<IpPrefix>().map_err(|()| {
@@ -72,14 +80,14 @@ pub(super) fn function(
         .integer("mtu", 68..=9000, |_| true, "an integer from 68 to 9000")?
         .unwrap_or(1500);
     let socket = socket(&mut table, run_dir, &name.value, seen)?;
-    let (kind, attachment, capture) = match is_rdma {
-        false => {
+    let (kind, attachment, capture) = match face {
+        None => {
             let kind = FunctionKind::VirtioNet(virtio_net(&mut table)?);
             let attachment = attachment(&mut table, networks, &name.value, seen)?;
             (kind, attachment, capture(&mut table, &name.value, seen)?)
         }
-        true => {
-            let kind = FunctionKind::Rdma(rdma(&mut table)?);
+        Some(face) => {
+            let kind = FunctionKind::Rdma(rdma(&mut table, face)?);
             let wanted = "the name of a `[[network]]`";
             let at = table.string("network", wanted)?;
             let at = table.required("network", at, wanted)?;
@@ -192,12 +200,27 @@ fn face(table: &mut Table<'_>) -> Result<Face, ConfigError> {
     }
 }
 
-fn rdma(table: &mut Table<'_>) -> Result<RdmaConfig, ConfigError> {
+fn rdma(table: &mut Table<'_>, face: RdmaFace) -> Result<RdmaConfig, ConfigError> {
+    if face == RdmaFace::Erdma {
+        // Both have one value only, so that lists of functions can be of both kinds.
+        table.choice("link_type", &[("ethernet", ())])?;
+        if table.boolean("mapped_doorbells")? == Some(true) {
+            return Err(table.error(
+                "`mapped_doorbells` is true; the doorbells of a function of kind \"erdma\" are not mapped",
+            ));
+        }
+        return Ok(RdmaConfig {
+            face,
+            link_type: LinkType::Ethernet,
+            mapped_doorbells: false,
+        });
+    }
     let link_types = [
         ("ethernet", LinkType::Ethernet),
         ("infiniband", LinkType::Infiniband),
     ];
     Ok(RdmaConfig {
+        face,
         link_type: table
             .choice("link_type", &link_types)?
             .unwrap_or(LinkType::Ethernet),
@@ -223,7 +246,13 @@ fn capture(
     }
 }
 
-fn mac(table: &mut Table<'_>, function: &str, seen: &mut Seen) -> Result<MacAddress, ConfigError> {
+fn mac(
+    table: &mut Table<'_>,
+    function: &str,
+    face: Option<RdmaFace>,
+    vm: Option<&str>,
+    seen: &mut Seen,
+) -> Result<MacAddress, ConfigError> {
     let wanted = "a unicast MAC address, like \"02:00:00:00:00:01\"";
     let at = table.string("mac", wanted)?;
     let at = table.required("mac", at, wanted)?;
@@ -240,7 +269,25 @@ fn mac(table: &mut Table<'_>, function: &str, seen: &mut Seen) -> Result<MacAddr
     if mac.is_zero() {
         return Err(bad(""));
     }
-    if let Some(other) = seen.macs.insert(mac, function.to_owned()) {
+    let taken = match face {
+        Some(RdmaFace::Erdma) => {
+            let borrower = Borrower {
+                function: function.to_owned(),
+                vm: vm.map(str::to_owned),
+                em: seen.ems.len(),
+                offset: at.offset,
+            };
+            seen.borrowers.insert(mac, borrower).map(|b| b.function)
+        }
+        face => {
+            if face.is_none() {
+                let place = (vm.map(str::to_owned), seen.ems.len());
+                seen.interfaces.insert(mac, place);
+            }
+            seen.macs.insert(mac, function.to_owned())
+        }
+    };
+    if let Some(other) = taken {
         return Err(table.error_at(
             &at,
             format!(

@@ -69,7 +69,8 @@ pub struct FunctionConfig {
     pub kind: FunctionKind,
     /// The VM that has it, by a name of the file's own: functions of one VM reach each other's memory.
     pub vm: Option<String>,
-    /// Permanent MAC address, unicast and unique; all zeroes for a memory function, which has none.
+    /// Permanent MAC address, unicast and unique but for that of a function of kind `erdma`, which is that of a
+    /// virtio network function of its guest; all zeroes for a memory function, which has none.
     pub mac: MacAddress,
     /// Address that its guest takes, for people and for scripts that set guests up; the DPU does not
     /// use it.
@@ -148,10 +149,22 @@ impl Face {
 /// What only an RDMA device has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RdmaConfig {
+    /// Whose driver it is for.
+    pub face: RdmaFace,
     /// What its port is attached to: Ethernet unless the file says otherwise.
     pub link_type: LinkType,
     /// Whether the VMM may map the doorbell pages: it may unless the file says otherwise.
     pub mapped_doorbells: bool,
+}
+
+/// Whose driver an RDMA device is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RdmaFace {
+    /// The drivers of the ConnectX family.
+    Mlx5,
+    /// The `erdma` driver. The device has no network interface of its own: its driver looks for the one of a
+    /// virtio network function with the same MAC address.
+    Erdma,
 }
 
 /// What an RDMA port is attached to.
@@ -178,7 +191,10 @@ impl FunctionKind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::VirtioNet(_) => "virtio-net",
-            Self::Rdma(_) => "rdma",
+            Self::Rdma(rdma) => match rdma.face {
+                RdmaFace::Mlx5 => "rdma",
+                RdmaFace::Erdma => "erdma",
+            },
             Self::Memory(_) => "memory",
         }
     }
@@ -203,7 +219,7 @@ impl FunctionKind {
     pub fn has_frames(&self) -> bool {
         match self {
             Self::VirtioNet(_) => true,
-            Self::Rdma(rdma) => rdma.link_type == LinkType::Ethernet,
+            Self::Rdma(rdma) => rdma.face == RdmaFace::Mlx5 && rdma.link_type == LinkType::Ethernet,
             Self::Memory(_) => false,
         }
     }

@@ -18,9 +18,54 @@ pub(super) struct Seen {
     pub(super) ems: BTreeSet<String>,
     pub(super) functions: BTreeSet<String>,
     pub(super) macs: BTreeMap<MacAddress, String>,
+    /// VM and number of the EM of each virtio network function.
+    pub(super) interfaces: BTreeMap<MacAddress, (Option<String>, usize)>,
+    /// Functions whose address is that of a virtio network function.
+    pub(super) borrowers: BTreeMap<MacAddress, Borrower>,
     pub(super) sockets: BTreeMap<PathBuf, String>,
     pub(super) captures: BTreeMap<PathBuf, String>,
     pub(super) taps: BTreeMap<String, String>,
+}
+
+/// A function whose address must be that of a virtio network function of its guest.
+pub(super) struct Borrower {
+    pub(super) function: String,
+    pub(super) vm: Option<String>,
+    /// Number of its EM.
+    pub(super) em: usize,
+    /// Where its address stands in the file.
+    pub(super) offset: usize,
+}
+
+/// The driver of such a function gives up when its guest has no network interface with its address.
+fn check_borrowers(seen: &Seen, source: Source<'_>) -> Result<(), ConfigError> {
+    for (mac, borrower) in &seen.borrowers {
+        let Borrower {
+            function,
+            vm,
+            em,
+            offset,
+        } = borrower;
+        let guest = match vm {
+            Some(vm) => format!("VM \"{vm}\""),
+            None => "the same EM, without `vm`".to_owned(),
+        };
+        let same = match seen.interfaces.get(mac) {
+            Some((its_vm @ Some(_), _)) => its_vm == vm,
+            Some((None, its_em)) => vm.is_none() && its_em == em,
+            None => false,
+        };
+        if !same {
+            return Err(source.error(
+                *offset,
+                format!(
+                    "`mac` of function \"{function}\" is {mac}; a function of kind \"erdma\" has the address of a \
+                     function of kind \"virtio-net\" of its guest, and {guest} has none with this one"
+                ),
+            ));
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn parse(source: Source<'_>) -> Result<Config, ConfigError> {
@@ -75,6 +120,7 @@ pub(super) fn parse(source: Source<'_>) -> Result<Config, ConfigError> {
         )?;
         ems.push(em);
     }
+    check_borrowers(&seen, source)?;
     if ems.is_empty() {
         return Err(source.error_without_line("there is no `[[em]]`; a DPU has at least one EM"));
     }

@@ -416,6 +416,7 @@ fn an_rdma_function_gets_its_defaults_and_is_taken_as_written() {
     assert_eq!(
         f.kind,
         FunctionKind::Rdma(RdmaConfig {
+            face: RdmaFace::Mlx5,
             link_type: LinkType::Ethernet,
             mapped_doorbells: true
         })
@@ -429,6 +430,7 @@ fn an_rdma_function_gets_its_defaults_and_is_taken_as_written() {
     assert_eq!(
         f.kind,
         FunctionKind::Rdma(RdmaConfig {
+            face: RdmaFace::Mlx5,
             link_type: LinkType::Infiniband,
             mapped_doorbells: false
         })
@@ -490,7 +492,7 @@ fn what_an_rdma_function_cannot_have_is_named_with_its_line_and_what_it_can() {
     );
     assert_eq!(
         complaint(&HEAD.replace("virtio-net", "nvme")),
-        "dpu.toml:7: `kind` is \"nvme\"; it must be \"virtio-net\" or \"rdma\" or \"memory\""
+        "dpu.toml:7: `kind` is \"nvme\"; it must be \"virtio-net\" or \"rdma\" or \"erdma\" or \"memory\""
     );
 }
 
@@ -535,4 +537,61 @@ fn what_makes_no_sense_for_a_memory_function_is_refused() {
 fn every_kind_of_function_may_name_its_vm() {
     let config = Config::parse("dpu.toml", &format!("{HEAD}{MAC}{NETWORK}  vm = \"a\"\n")).unwrap();
     assert_eq!(config.ems[0].functions[0].vm.as_deref(), Some("a"));
+}
+
+/// A network function and an RDMA function for the `erdma` driver, each with lines of its own.
+fn pair(net: &str, erdma: &str) -> String {
+    format!(
+        "{HEAD}{MAC}{NETWORK}{net}  [[em.function]]\n  name = \"rdma0\"\n  kind = \"erdma\"\n\
+         {NETWORK}{erdma}"
+    )
+}
+
+#[test]
+fn an_erdma_function_has_the_address_of_the_network_function_of_its_guest() {
+    let mine = "  vm = \"a\"\n";
+    for (net, erdma) in [("", MAC.to_owned()), (mine, format!("{MAC}{mine}"))] {
+        let config = Config::parse("dpu.toml", &pair(net, &erdma)).unwrap();
+        let f = &config.ems[0].functions[1];
+        let rdma = f.kind.rdma().unwrap();
+        assert_eq!(rdma.face, RdmaFace::Erdma);
+        assert_eq!(f.kind.as_str(), "erdma");
+        assert_eq!(
+            (rdma.link_type, rdma.mapped_doorbells),
+            (LinkType::Ethernet, false)
+        );
+        assert!(!f.kind.has_frames());
+    }
+}
+
+#[test]
+fn an_erdma_function_without_a_network_function_is_refused_with_the_line_of_its_address() {
+    let said = complaint(&pair("", "  mac = \"02:00:00:00:00:02\"\n"));
+    assert_eq!(
+        said,
+        "dpu.toml:14: `mac` of function \"rdma0\" is 02:00:00:00:00:02; a function of kind \"erdma\" has the address \
+         of a function of kind \"virtio-net\" of its guest, and the same EM, without `vm` has none with this one"
+    );
+    let other = format!("{MAC}  vm = \"b\"\n");
+    let said = complaint(&pair("  vm = \"a\"\n", &other));
+    assert!(said.contains("and VM \"b\" has none"), "{said}");
+    assert!(complaint(&pair("  vm = \"a\"\n", MAC)).contains("has none"));
+    let twice = format!("{}{MAC}", pair("", MAC).replace("rdma0", "rdma1"));
+    let twice = twice.replacen(
+        "  [[em.function]]\n  name = \"rdma1\"",
+        &format!("  [[em.function]]\n  name = \"rdma0\"\n  kind = \"erdma\"\n{NETWORK}{MAC}  [[em.function]]\n  name = \"rdma1\""),
+        1,
+    );
+    let twice = twice.strip_suffix(MAC).unwrap();
+    assert!(complaint(twice).contains("is already that of function \"rdma0\""));
+}
+
+#[test]
+fn an_erdma_function_is_ethernet_with_doorbells_that_are_not_mapped() {
+    let with = |line: &str| complaint(&pair("", &format!("{MAC}  {line}\n")));
+    let plain = with("link_type = \"ethernet\"\n  mapped_doorbells = false");
+    assert!(plain.starts_with("accepted"), "{plain}");
+    assert!(with("link_type = \"infiniband\"").contains("it must be \"ethernet\""));
+    assert!(with("mapped_doorbells = true").contains("are not mapped"));
+    assert!(with("capture = \"a.pcap\"").contains("has no key `capture`"));
 }

@@ -3,12 +3,13 @@
 //! One file per kind of function. Each makes a [`Presentation`], which the OM keeps as a
 //! [`crate::control::FunctionControl`].
 
+pub mod erdma;
 pub mod memory;
 pub mod rdma;
 pub mod virtio_net;
 pub mod virtio_pci;
 
-use crate::config::{FunctionConfig, FunctionKind};
+use crate::config::{FunctionConfig, FunctionKind, RdmaFace};
 use m2m_fabric::proto::FunctionSpec;
 use smartep::config::ConfigBuilder;
 
@@ -28,7 +29,10 @@ pub struct Presentation {
 pub fn present(id: u32, function: &FunctionConfig) -> Presentation {
     match &function.kind {
         FunctionKind::VirtioNet(net) => virtio_net::present(id, function, net),
-        FunctionKind::Rdma(rdma) => rdma::present(id, function, rdma),
+        FunctionKind::Rdma(rdma) => match rdma.face {
+            RdmaFace::Mlx5 => rdma::present(id, function, rdma),
+            RdmaFace::Erdma => erdma::present(id, function, rdma),
+        },
         FunctionKind::Memory(memory) => memory::present(id, function, memory),
     }
 }

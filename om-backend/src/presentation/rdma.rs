@@ -12,7 +12,9 @@
 
 use super::Presentation;
 use crate::config::{FunctionConfig, LinkType, MacAddress, RdmaConfig};
-use m2m_fabric::proto::{FunctionKind, FunctionSpec, RdmaLinkLayer, RdmaSpec, RegionSpec};
+use m2m_fabric::proto::{
+    FunctionKind, FunctionSpec, RdmaFace, RdmaLinkLayer, RdmaSpec, RegionSpec,
+};
 use smartep::CONFIG_REGION;
 use smartep::config::{BarKind, BarSpec, CONFIG_SIZE, Capability, ConfigBuilder};
 
@@ -106,6 +108,7 @@ pub fn present(id: u32, function: &FunctionConfig, rdma: &RdmaConfig) -> Present
             control: Vec::new(),
             msix_vectors: MSIX_VECTORS,
             kind: FunctionKind::Rdma(RdmaSpec {
+                face: RdmaFace::Mlx5,
                 link,
                 mac: function.mac.0,
                 mtu: function.mtu,
@@ -186,6 +189,7 @@ mod tests {
         let sizes: Vec<(u32, u64)> = spec.regions.iter().map(|r| (r.index, r.size)).collect();
         assert_eq!(sizes, [(0, 16 << 20), (7, 4096)]);
         let rdma = RdmaSpec {
+            face: RdmaFace::Mlx5,
             link: RdmaLinkLayer::Infiniband,
             mac: [2, 0, 0, 0, 0, 10],
             mtu: 4096,

@@ -15,6 +15,7 @@ use crate::rdma::verbs::{
 };
 use dot_iommu::Access;
 use smallvec::SmallVec;
+use std::net::Ipv6Addr;
 
 /// Bytes of the GRH in front of a received datagram (IBTA 1.5 §8.3).
 const GRH: u32 = 40;
@@ -22,6 +23,8 @@ const GRH: u32 = 40;
 const MAX_DATAGRAM: u32 = 4096;
 /// Asks for the sending queue pair's own Q_Key (IBTA 1.5 §10.2.5).
 const OWN_QKEY: u32 = 1 << 31;
+/// IP protocol number.
+const UDP: u8 = 17;
 
 impl<F: Front> Qp<F> {
     /// Sends the datagram at the cursor.
@@ -76,6 +79,7 @@ impl<F: Front> Qp<F> {
                 payload,
                 datagram: Some(header),
                 acknowledge: waits,
+                mtu_shift: self.attributes.mtu_shift as u8,
             };
         }
         // A network too loses what it does not take anywhere.
@@ -158,9 +162,15 @@ impl<F: Front> Qp<F> {
             access: Access::Write,
         };
         let mut stored = Ok(());
+        let ipv4 = header
+            .gids
+            .is_some_and(|(from, to)| is_ipv4(&from) && is_ipv4(&to));
         if let Some(gids) = header.gids {
             let immediate = matches!(request.tail, Tail::Immediate(_));
-            let bytes = grh(&header, &gids, len, immediate);
+            let bytes = match F::IPV4_HEADERS && ipv4 {
+                true => ipv4_header(&header, &gids, len, immediate),
+                false => grh(&header, &gids, len, immediate),
+            };
             let mut cursor = Cursor::Bytes(&bytes);
             stored = part.walk(cx.memory, |span| cursor.fill(span));
         }
@@ -189,6 +199,7 @@ impl<F: Front> Qp<F> {
             qp: from.1,
             lid: header.lid,
             grh: header.gids.is_some(),
+            ipv4,
             service_level: header.service_level,
         });
         sh.counters.received += 1;
@@ -227,6 +238,49 @@ fn header(datagram: &Datagram, own_qkey: u32, cx: &Context<'_>) -> DatagramHeade
     }
 }
 
+/// Bytes behind the GRH or IP header.
+fn behind(ethernet: bool, len: u32, immediate: bool) -> u32 {
+    // BTH and DETH, immediate data, payload with pad, ICRC; and the UDP header.
+    let behind = 20 + 4 * u32::from(immediate) + len.next_multiple_of(4) + 4;
+    behind + 8 * u32::from(ethernet)
+}
+
+/// Whether a GID is an IPv4 address (`::ffff:a.b.c.d`).
+fn is_ipv4(gid: &[u8; 16]) -> bool {
+    Ipv6Addr::from(*gid).to_ipv4_mapped().is_some()
+}
+
+/// What the first 40 bytes of a receive hold between IPv4 addresses (RoCEv2 annex A17.4.5): the header is at the end.
+fn ipv4_header(
+    header: &DatagramHeader,
+    gids: &([u8; 16], [u8; 16]),
+    len: u32,
+    immediate: bool,
+) -> SmallVec<[u8; 64]> {
+    const BEGIN: usize = 20;
+    let mut bytes = SmallVec::from_elem(0, BEGIN);
+    bytes.extend_from_slice(&[0x45, header.traffic_class]);
+    let whole = 20 + behind(true, len, immediate);
+    bytes.extend_from_slice(&(whole as u16).to_be_bytes());
+    // Not a fragment, and not to be made into some.
+    bytes.extend_from_slice(&[0, 0, 0x40, 0]);
+    bytes.extend_from_slice(&[header.hop_limit, UDP, 0, 0]);
+    for gid in [&gids.0, &gids.1] {
+        bytes.extend_from_slice(gid.last_chunk::<4>().unwrap_or(&[0; 4]));
+    }
+    let words = bytes.chunks_exact(2).skip(BEGIN / 2);
+    let sum: u32 = words
+        .filter_map(|word| word.try_into().ok())
+        .map(|word| u32::from(u16::from_be_bytes(word)))
+        .sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let check = !((sum & 0xffff) + (sum >> 16)) as u16;
+    if let Some(field) = bytes.get_mut(BEGIN + 10..BEGIN + 12) {
+        field.copy_from_slice(&check.to_be_bytes());
+    }
+    bytes
+}
+
 /// The GRH that a receive's first 40 bytes hold (IBTA 1.5 §8.3; RoCEv2 annex A17: the IPv6 header).
 fn grh(
     header: &DatagramHeader,
@@ -235,11 +289,8 @@ fn grh(
     immediate: bool,
 ) -> SmallVec<[u8; 64]> {
     const IBA: u8 = 0x1b;
-    const UDP: u8 = 17;
     let ethernet = header.lid == 0;
-    // BTH and DETH, immediate data, payload with pad, ICRC; and the UDP header.
-    let behind = 20 + 4 * u32::from(immediate) + len.next_multiple_of(4) + 4;
-    let behind = behind + 8 * u32::from(ethernet);
+    let behind = behind(ethernet, len, immediate);
     let class = u32::from(header.traffic_class);
     let mut bytes = SmallVec::new();
     bytes.extend_from_slice(&(6 << 28 | class << 20).to_be_bytes());

@@ -158,7 +158,10 @@ fn apply(
     if let Some(timeout) = code(change.timeout, TIMEOUT, 32, "timeout")? {
         attributes.timeout = timeout;
     }
-    if let Some(count) = code(change.retry_count, RETRY_COUNT, 8, "retry_count")? {
+    if let Some(count) = pick(change.retry_count, allowed.has(RETRY_COUNT)) {
+        if count != QpChange::PATIENT {
+            below(Some(count), 8, "retry_count")?;
+        }
         attributes.retry_count = count;
     }
     if let Some(count) = code(change.rnr_retry, RNR_RETRY, 8, "rnr_retry")? {

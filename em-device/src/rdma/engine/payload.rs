@@ -38,7 +38,7 @@ pub(super) fn action(flight: &Flight, offset: u32, last: bool) -> (Action, Tail)
             };
             (Action::Write { addr, key, total }, tail)
         }
-        Operation::Read { addr, key } => {
+        Operation::Read { addr, key, .. } => {
             let addr = addr.wrapping_add(at);
             (Action::Read { addr, key, total }, Tail::Plain)
         }

@@ -392,6 +392,7 @@ impl<F: Front> Qp<F> {
                 payload: to_payload,
                 datagram,
                 acknowledge,
+                mtu_shift,
             } = &mut **request;
             *to_action = action;
             *first = r.offset == 0;
@@ -401,6 +402,7 @@ impl<F: Front> Qp<F> {
             *to_payload = payload;
             *datagram = None;
             *acknowledge = waits;
+            *mtu_shift = shift as u8;
         }
         match cx.fabric.send(path.peer, packet) {
             Err(NotSent::Full) => return Step::Full,
@@ -479,6 +481,17 @@ impl<F: Front> Qp<F> {
             if psn::since(flight.end(), r.unacknowledged) > 0 {
                 r.unacknowledged = flight.end();
             }
+            if let Operation::Read {
+                invalidate: Some(key),
+                ..
+            } = flight.request.operation
+            {
+                if sh.regions.withdraw(key, self.pd).is_err() {
+                    self.fail_front(Status::Bind, sh, cx);
+                    return;
+                }
+                sh.keep_region(key.0 >> 8);
+            }
             count(flight, sh);
             log::trace!("QP {:#x} done: {:?}", self.num.0, flight.request.operation);
             let (cookie, len, done) = (flight.request.cookie, flight.len, flight.done());
@@ -507,6 +520,9 @@ impl<F: Front> Qp<F> {
 
     /// The oldest request failed.
     pub(super) fn fail_front(&mut self, status: Status, sh: &mut Shared<F>, cx: &mut Context<'_>) {
+        if F::REPORTS_FAILURES && self.service == Service::Rc {
+            sh.notices.push(Notice::QpFatal(self.num));
+        }
         if let Some(flight) = self.requester.flight.pop_front() {
             log::debug!(
                 "QP {:#x} failed: {status:?} {:?}",

@@ -148,7 +148,7 @@ impl<F: Front> Qp<F> {
             }
             return;
         };
-        let end = psn::add(at, psn::count(len, self.attributes.mtu_shift));
+        let end = psn::add(at, psn::count(len, request.mtu_shift.into()));
         if !reliable {
             self.requested_unreliably(end, distance, request, len, sh, cx);
             return;
@@ -307,7 +307,7 @@ impl<F: Front> Qp<F> {
         cx: &mut Context<'_>,
     ) -> Result<Verdict, Failure> {
         // Only the last packet may end within an MTU, or PSNs would not tell where bytes belong.
-        let whole = len.trailing_zeros() >= self.attributes.mtu_shift && len != 0;
+        let whole = len.trailing_zeros() >= u32::from(request.mtu_shift) && len != 0;
         if !request.last && (!whole || request.tail != Tail::Plain) {
             return Err(Verdict::InvalidRequest.into());
         }

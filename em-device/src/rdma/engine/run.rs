@@ -26,6 +26,16 @@ impl<F: Front> Engine<F> {
         }
     }
 
+    /// Something may have been posted to a queue pair's own receive queue: one in error flushes it.
+    pub fn ring_receive(&mut self, num: QpNum) {
+        if let Some(qp) = self.qps.get_mut(num.0) {
+            if qp.state == QpState::Error {
+                qp.receive_rung = true;
+                self.mark(num);
+            }
+        }
+    }
+
     /// Looks with `posted` whether something was posted to a send queue whose doorbell was not seen.
     #[inline]
     pub fn look(&mut self, num: QpNum, posted: impl FnOnce(&F::Send) -> bool) -> bool {

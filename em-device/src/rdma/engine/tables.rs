@@ -178,6 +178,7 @@ impl<F: Front> Shared<F> {
             payload: Payload::Inline(Default::default()),
             datagram: None,
             acknowledge: true,
+            mtu_shift: 12,
         };
         Self {
             own,

@@ -5,7 +5,7 @@
 //! | 0–11 | queue pair to, queue pair from, PSN |
 //! | 12 | kind |
 //! | 13 | flags |
-//! | 14 | kind of the tail, or the RNR timer's code |
+//! | 14 | kind of the tail, and above it log₂ of the MTU; or the RNR timer's code |
 //! | 15 | number of segments |
 //! | 16–19 | the tail's value |
 //! | 20–23 | R_Key |
@@ -28,6 +28,8 @@ const HEADER: usize = 40;
 const ATOMIC: usize = 16;
 const DATAGRAM: usize = 48;
 const SEGMENT: usize = 24;
+/// First bit of the MTU in the byte of the tail's kind.
+const MTU_AT: u8 = 4;
 const MAX_CONTENT: usize = if MAX_SEGMENTS * SEGMENT > MAX_CARRIED {
     MAX_SEGMENTS * SEGMENT
 } else {
@@ -124,7 +126,7 @@ fn encode_request(request: &Request, to: &mut Bytes) -> Option<()> {
     ];
     let flags = flags.iter().filter(|f| f.1).fold(0, |all, f| all | f.0);
     let (tail, value) = match request.tail {
-        Tail::Plain => (0, 0),
+        Tail::Plain => (0u8, 0),
         Tail::Immediate(value) => (1, value),
         Tail::Invalidate(key) => (2, key.0),
     };
@@ -136,6 +138,7 @@ fn encode_request(request: &Request, to: &mut Bytes) -> Option<()> {
         return None;
     }
     let header = to.first_chunk_mut::<HEADER>()?;
+    let tail = tail | request.mtu_shift << MTU_AT;
     put(header, 12, &[kind, flags, tail, segments as u8]);
     put(header, 16, &value.to_ne_bytes());
     put(header, 20, &key.0.to_ne_bytes());
@@ -267,7 +270,7 @@ fn decode_request(
         action,
         first: flags & flag::FIRST != 0,
         last: flags & flag::LAST != 0,
-        tail: match tail {
+        tail: match tail & ((1 << MTU_AT) - 1) {
             0 => Tail::Plain,
             1 => Tail::Immediate(value),
             2 => Tail::Invalidate(MemKey(value)),
@@ -277,6 +280,7 @@ fn decode_request(
         payload: payload(segments.into(), header, rest)?,
         datagram,
         acknowledge: flags & flag::ACKNOWLEDGE != 0,
+        mtu_shift: Some(tail >> MTU_AT).filter(|shift| (8..=12).contains(shift))?,
     })
 }
 
@@ -393,6 +397,7 @@ mod tests {
                 payload,
                 datagram,
                 acknowledge: flags[3],
+                mtu_shift: 12 - u8::from(flags[0]),
             }))
         })
     }

@@ -82,6 +82,8 @@ pub struct Source {
     pub lid: u16,
     /// Whether the first 40 bytes of the buffer hold a GRH.
     pub grh: bool,
+    /// Whether those bytes hold an IPv4 header, or would.
+    pub ipv4: bool,
     /// Service level.
     pub service_level: u8,
 }

@@ -358,6 +358,37 @@ impl Regions {
         region.is_some_and(|region| region.key == key && region.pd == pd && !region.valid)
     }
 
+    /// Puts a region at the index of its key, which is the driver's choice and free. Not to be mixed with
+    /// [`Self::allocate`].
+    pub fn place(&mut self, region: Region) -> Result<(), Denied> {
+        match self.get(region.key.0 >> 8) {
+            Some(_) => Err(Denied::Index),
+            None => self.put_back(region),
+        }
+    }
+
+    /// Removes a region that [`Self::place`] put there.
+    pub fn displace(&mut self, index: u32) -> Option<Region> {
+        let region = self.slots.get_mut(index as usize)?.take()?;
+        self.count -= 1;
+        Some(region)
+    }
+
+    /// Takes a key out of use until it is registered anew, for its owner (READ with invalidate).
+    pub fn withdraw(&mut self, key: MemKey, pd: Pd) -> Result<(), Denied> {
+        let region = self
+            .slots
+            .get_mut((key.0 >> 8) as usize)
+            .and_then(Option::as_mut)
+            .filter(|region| region.key == key && region.valid)
+            .ok_or(Denied::Key)?;
+        if region.pd != pd {
+            return Err(Denied::Domain);
+        }
+        region.valid = false;
+        Ok(())
+    }
+
     /// Takes a key out of use until it is registered anew, for a peer (SEND with invalidate).
     pub fn invalidate(&mut self, key: MemKey, pd: Pd) -> Result<(), Denied> {
         let region = self

@@ -88,7 +88,7 @@ pub struct QpChange {
     pub min_rnr_timer: Option<u8>,
     /// Local ACK timeout: 4.096 µs · 2^n, 0 is none.
     pub timeout: Option<u8>,
-    /// Retries without an answer, 0–7.
+    /// Retries without an answer, 0–7 or [`Self::PATIENT`].
     pub retry_count: Option<u8>,
     /// Retries without a receive, 0–7; 7 is without end.
     pub rnr_retry: Option<u8>,
@@ -96,4 +96,9 @@ pub struct QpChange {
     pub max_reads: Option<u8>,
     /// READs and atomics under way at once, as responder.
     pub max_dest_reads: Option<u8>,
+}
+
+impl QpChange {
+    /// So many retries as no protocol has a word for, for devices that decide themselves.
+    pub const PATIENT: u8 = u8::MAX;
 }

@@ -91,8 +91,13 @@ pub trait CompletionQueue: Debug + Send {
     }
 }
 
-/// The queues of one driver's format.
+/// The queues of one driver's format, and what it expects of the transport beside them.
 pub trait Front: Debug {
+    /// Whether the first 40 bytes of a datagram between IPv4 addresses end in an IPv4 header behind 20 zeroes,
+    /// instead of being an IPv6 header.
+    const IPV4_HEADERS: bool = false;
+    /// Whether there is news of a queue pair whose own request failed, beside the completion.
+    const REPORTS_FAILURES: bool = false;
     /// Send queues.
     type Send: SendQueue;
     /// Receive queues.

@@ -65,6 +65,8 @@ pub enum Operation {
         addr: u64,
         /// R_Key.
         key: MemKey,
+        /// A key of this side that is taken out of use when the data is there.
+        invalidate: Option<MemKey>,
     },
     /// Compare and swap of 8 bytes; the old value goes to the request's data.
     CompareSwap {

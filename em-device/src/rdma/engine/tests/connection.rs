@@ -57,6 +57,7 @@ fn a_read_brings_the_peers_bytes() {
         let operation = Operation::Read {
             addr: BASE + 0x7f_ff01,
             key: b,
+            invalidate: None,
         };
         lab.nodes[0].post(
             QP,
@@ -288,7 +289,11 @@ fn a_local_key_that_does_not_fit_fails_after_what_was_before_it() {
     // Keys are the same in every pair.
     let (mut lab, a, b) = pair();
     let readable = lab.nodes[0].whole(Rights::NONE);
-    let read = Operation::Read { addr: BASE, key: b };
+    let read = Operation::Read {
+        addr: BASE,
+        key: b,
+        invalidate: None,
+    };
     let add = Operation::FetchAdd {
         addr: BASE,
         key: b,
@@ -327,7 +332,11 @@ fn a_local_key_that_does_not_fit_fails_after_what_was_before_it() {
 
 #[test]
 fn the_responder_refuses_what_its_keys_do_not_allow() {
-    let read = |addr, key| Operation::Read { addr, key };
+    let read = |addr, key| Operation::Read {
+        addr,
+        key,
+        invalidate: None,
+    };
     let add = |addr, key| Operation::FetchAdd { addr, key, add: 1 };
     type Make = fn(u64, MemKey) -> Operation;
     let operations: [(&str, Make); 3] = [("write", write), ("read", read), ("atomic", add)];
@@ -366,7 +375,11 @@ fn the_queue_pairs_own_rights_count_too() {
         ..QpChange::default()
     };
     lab.modify(1, QP, QpState::Rts, &change).unwrap();
-    let read = Operation::Read { addr: BASE, key: b };
+    let read = Operation::Read {
+        addr: BASE,
+        key: b,
+        invalidate: None,
+    };
     lab.nodes[0].post(QP, request(1, read, &[sge(a, BASE, 8)]));
     lab.nodes[0].post(QP, request(2, write(BASE, b), &[sge(a, BASE, 8)]));
     lab.settle();
@@ -408,7 +421,11 @@ fn a_receive_whose_key_does_not_fit_is_the_responders_fault() {
 #[test]
 fn entries_that_cannot_be_done_fail() {
     let (_, a, b) = pair();
-    let read = Operation::Read { addr: BASE, key: b };
+    let read = Operation::Read {
+        addr: BASE,
+        key: b,
+        invalidate: None,
+    };
     let mut inline_read = request(1, read.clone(), &[]);
     inline_read.data = Data::Inline([0; 8].into_iter().collect());
     let add = Operation::FetchAdd {

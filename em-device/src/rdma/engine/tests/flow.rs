@@ -227,7 +227,11 @@ fn a_full_fabric_is_tried_again() {
 #[test]
 fn reads_under_way_are_no_more_than_allowed() {
     let (mut lab, a, b) = pair();
-    let read = Operation::Read { addr: BASE, key: b };
+    let read = Operation::Read {
+        addr: BASE,
+        key: b,
+        invalidate: None,
+    };
     for n in 0..10 {
         lab.nodes[0].post(QP, request(n, read.clone(), &[sge(a, BASE, 8)]));
     }
@@ -243,7 +247,11 @@ fn reads_under_way_are_no_more_than_allowed() {
 fn a_fence_waits_for_reads() {
     let (mut lab, a, b) = pair();
     lab.nodes[1].write(BASE, b"fresh");
-    let read = Operation::Read { addr: BASE, key: b };
+    let read = Operation::Read {
+        addr: BASE,
+        key: b,
+        invalidate: None,
+    };
     lab.nodes[0].post(QP, request(1, read, &[sge(a, BASE, 5)]));
     let mut fenced = request(2, write(BASE + 100, b), &[sge(a, BASE, 5)]);
     fenced.fence = true;

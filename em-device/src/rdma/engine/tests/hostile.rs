@@ -90,6 +90,7 @@ fn body() -> impl Strategy<Value = Body> {
                 payload,
                 datagram: datagram.then_some(header),
                 acknowledge,
+                mtu_shift: if first { 12 } else { 10 },
             }))
         },
     );
@@ -125,7 +126,11 @@ fn work() -> impl Strategy<Value = WorkRequest> {
                     key,
                     immediate,
                 },
-                3 => Operation::Read { addr, key },
+                3 => Operation::Read {
+                    addr,
+                    key,
+                    invalidate: None,
+                },
                 4 => Operation::CompareSwap {
                     addr,
                     key,

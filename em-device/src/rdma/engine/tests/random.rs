@@ -143,7 +143,7 @@ proptest! {
             let operation = match message.kind {
                 0 | 1 => send(),
                 2 => write(remote, b),
-                3 => Operation::Read { addr: remote, key: b },
+                3 => Operation::Read { addr: remote, key: b, invalidate: None },
                 _ => {
                     remote = remote.next_multiple_of(8);
                     Operation::FetchAdd { addr: remote, key: b, add: 3 }

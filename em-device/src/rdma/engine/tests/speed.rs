@@ -32,7 +32,11 @@ fn rate(qps: u32, len: u32, total: u32, read: bool) -> f64 {
         for n in 0..qps {
             for _ in 0..batch {
                 let operation = match read {
-                    true => Operation::Read { addr: BASE, key: b },
+                    true => Operation::Read {
+                        addr: BASE,
+                        key: b,
+                        invalidate: None,
+                    },
                     false => write(BASE, b),
                 };
                 let mut one = request(1, operation, &[sge(a, BASE, len)]);

@@ -81,6 +81,7 @@ fn datagrams_reach_several_peers_and_their_sender() {
                 qp: QP,
                 lid: 0,
                 grh: true,
+                ipv4: false,
                 service_level: 3,
             };
             assert_eq!(received[0].source, Some(source));
@@ -277,7 +278,11 @@ fn an_unreliable_connection_drops_what_is_not_allowed_or_not_awaited() {
     );
     assert_eq!(lab.nodes[1].state(QP), QpState::Rts);
     assert_eq!(lab.nodes[1].counters().dropped, 2);
-    let read = Operation::Read { addr: BASE, key };
+    let read = Operation::Read {
+        addr: BASE,
+        key,
+        invalidate: None,
+    };
     lab.nodes[0].post(QP, request(3, read, &[from]));
     lab.settle();
     assert_eq!(lab.nodes[0].completed(), [(3, Status::LocalQpOperation)]);

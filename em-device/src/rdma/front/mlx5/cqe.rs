@@ -289,6 +289,7 @@ mod tests {
             qp: QpNum(0x65_4321),
             lid: 0x1234,
             grh: true,
+            ipv4: false,
             service_level: 5,
         };
         completion.source = Some(source);

@@ -8,12 +8,10 @@
 //! gives to structures and fields. Everything is big endian.
 
 mod bits;
-pub mod buffer;
 pub mod command;
 pub mod cq;
 pub mod cqe;
 mod device;
-mod doorbells;
 mod eq;
 pub mod ether;
 mod events;
@@ -49,11 +47,12 @@ mod umr_tests;
 
 pub use command::{Command, Status};
 pub use device::Device;
-pub use doorbells::Doorbells;
 pub use mapped::MappedPages;
 pub use registers::{Action, BAR_BYTES, Registers};
 
 use super::super::verbs;
+pub use super::buffer;
+pub use super::doorbells::{self, Doorbells};
 
 /// The formats of this family's queues.
 #[derive(Debug)]

@@ -3,46 +3,13 @@
 use super::bits::get64;
 use super::command::{Status, fields::header::PAS};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of page lists that one function may hold: those of 128 GiB in pages of 4 KiB.
-pub(crate) const MAX_LIST_BYTES: u64 = 256 << 20;
+pub(crate) use crate::rdma::front::allowance::{Allowance, Charge};
+
 /// log₂ of the page size that a context's value of 0 stands for (`MLX5_ADAPTER_PAGE_SHIFT`).
 const ADAPTER_PAGE_SHIFT: u32 = 12;
 /// Largest log₂ of a page.
 const MAX_PAGE_SHIFT: u32 = 31;
-
-/// How much of the allowance is used.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Allowance(Arc<AtomicU64>);
-
-impl Allowance {
-    /// Takes bytes until the charge is dropped.
-    pub(crate) fn take(&self, bytes: u64) -> Result<Charge, Status> {
-        let used = self.0.load(Ordering::Relaxed);
-        match used.checked_add(bytes) {
-            Some(sum) if sum <= MAX_LIST_BYTES => self.0.store(sum, Ordering::Relaxed),
-            _ => return Err(Status::LimitExceeded),
-        }
-        Ok(Charge(self.0.clone(), bytes))
-    }
-
-    /// Bytes in use.
-    #[cfg(test)]
-    pub(crate) fn used(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// A part of the allowance; an object holds it as long as it lives.
-#[derive(Debug)]
-pub(crate) struct Charge(Arc<AtomicU64>, u64);
-
-impl Drop for Charge {
-    fn drop(&mut self) {
-        self.0.fetch_sub(self.1, Ordering::Relaxed);
-    }
-}
 
 /// A list of pages that cover a buffer.
 #[derive(Debug, Clone)]
@@ -89,7 +56,7 @@ pub(crate) fn list(
     if count > there {
         return Err(Status::BadInputLength);
     }
-    let charge = allowance.take(count * 8)?;
+    let charge = allowance.take(count * 8).ok_or(Status::LimitExceeded)?;
     let address = |n| get64(input, PAS + 8 * n as usize) & !((1 << shift) - 1);
     let list = PageList {
         pages: (0..count).map(address).collect(),
@@ -152,14 +119,5 @@ mod tests {
         assert!(list(&input, 11, 0, 64, &allowance).is_err());
         assert!(list(&input, 63, 0, 64, &allowance).is_err());
         assert!(list(&input, 31, 0, 64, &allowance).is_ok());
-    }
-
-    #[test]
-    fn the_allowance_ends() {
-        let allowance = Allowance::default();
-        let charge = allowance.take(MAX_LIST_BYTES).unwrap();
-        assert_eq!(allowance.take(8).unwrap_err(), Status::LimitExceeded);
-        drop(charge);
-        assert!(allowance.take(8).is_ok());
     }
 }

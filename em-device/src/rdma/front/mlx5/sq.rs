@@ -118,6 +118,7 @@ impl Sq {
                 Operation::Read {
                     addr: raddr.addr.get(),
                     key: MemKey(raddr.key.get()),
+                    invalidate: None,
                 }
             }
             opcode::ATOMIC_CS | opcode::ATOMIC_FA if connected => atomic(ctrl.opcode, bytes)?,

@@ -134,6 +134,7 @@ fn each_operation_is_parsed() {
             Operation::Read {
                 addr: 0x1_0000,
                 key,
+                invalidate: None,
             },
         ),
         (

@@ -107,7 +107,11 @@ impl Device {
         let allowance = &self.objects.allowance;
         let mode = mkc::ACCESS_MODE_4_2.get(context) << 2 | mkc::ACCESS_MODE_1_0.get(context);
         match (mode, free) {
-            (PHYSICAL, _) => Ok((Translation::Identity, 0, allowance.take(0)?)),
+            (PHYSICAL, _) => Ok((
+                Translation::Identity,
+                0,
+                allowance.take(0).ok_or(Status::LimitExceeded)?,
+            )),
             (MTT, true) => {
                 let translation = Translation::Pages {
                     shift: DEFAULT_SHIFT,
@@ -118,7 +122,7 @@ impl Device {
                 Ok((
                     translation,
                     capacity as usize,
-                    allowance.take(capacity * 8)?,
+                    allowance.take(capacity * 8).ok_or(Status::LimitExceeded)?,
                 ))
             }
             (MTT, false) => {

@@ -380,8 +380,8 @@ impl World {
             let produced = self
                 .hostile
                 .function
-                .with(|device, _| device.engine().cq_mut(number).map(|cq| cq.producer()));
-            let produced = produced.unwrap_or_default().to_be_bytes();
+                .with_mlx5(|device, _| device.engine().cq_mut(number).map(|cq| cq.producer()));
+            let produced = produced.flatten().unwrap_or_default().to_be_bytes();
             self.hostile.memory.scribble(cq.record, &produced);
         }
     }

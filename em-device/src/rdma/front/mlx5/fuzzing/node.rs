@@ -8,7 +8,7 @@ use crate::rdma::fabric::Wires;
 use crate::rdma::front::mlx5::fields::header;
 use crate::rdma::function::RdmaFunction;
 use crate::rdma::verbs::{Destination, Path, Peer};
-use m2m_fabric::proto::{RdmaLinkLayer, RdmaSpec};
+use m2m_fabric::proto::{RdmaFace, RdmaLinkLayer, RdmaSpec};
 use smartep::irq::Irqs;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -68,6 +68,7 @@ impl Node {
         let memory = Memory::new();
         let doorbells = Arc::new(Doorbells::default());
         let spec = RdmaSpec {
+            face: RdmaFace::Mlx5,
             link,
             mac: [2, 0, 0, 0, 0, own.0 as u8],
             mtu: 1500,
@@ -82,6 +83,7 @@ impl Node {
             windows: false,
         };
         let device = Device::new(spec, own, Irqs::new(VECTORS), doorbells.clone());
+        let device = crate::rdma::front::Device::Mlx5(Box::new(device));
         let questions = Arc::new(Mutex::new(Vec::new()));
         let asked = questions.clone();
         let ask = Box::new(move |to| asked.lock().unwrap().push(to));
@@ -146,7 +148,7 @@ impl Node {
         };
         for slot in (0..32u8).filter(|slot| slots & 1 << slot != 0) {
             let bus_master = self.bus_master;
-            self.function.with(|device, cx| {
+            self.function.with_mlx5(|device, cx| {
                 // The register side reads what is mapped; without bus mastering nothing is.
                 if !bus_master {
                     return;

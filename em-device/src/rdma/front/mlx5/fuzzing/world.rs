@@ -126,7 +126,8 @@ impl Neighbour {
         for end in &self.own {
             let state = node
                 .function
-                .with(|device, _| device.engine().qp(QpNum(end.qpn)));
+                .with_mlx5(|device, _| device.engine().qp(QpNum(end.qpn)))
+                .flatten();
             assert_eq!(state.map(|qp| qp.state), Some(QpState::Rts));
         }
         // Both halves change by a WRITE to the one and a READ into the other.
@@ -230,7 +231,11 @@ impl World {
 
     fn sent(&mut self) -> u64 {
         let counters = |device: &mut super::super::Device| device.engine().counters().packets_sent;
-        self.hostile.function.with(|device, _| counters(device))
+        let sent = self
+            .hostile
+            .function
+            .with_mlx5(|device, _| counters(device));
+        sent.unwrap_or_default()
     }
 
     /// After a case: what it posted is done, or some of it.
@@ -256,7 +261,7 @@ impl World {
         assert_eq!(secret, None, "the neighbour's private memory was read");
         self.neighbour.check(self.checks, self.now);
         self.checks += 1;
-        self.hostile.function.with(|device, _| {
+        self.hostile.function.with_mlx5(|device, _| {
             let counters = device.engine().counters();
             self.coverage.packets += counters.packets_sent;
             let done = counters.writes + counters.sends + counters.reads + counters.atomics;

@@ -12,7 +12,7 @@ use crate::rdma::packet::{Addresses, Fabric, NotSent, Packet, Route};
 use crate::rdma::verbs::{Destination, Path, Peer};
 use crate::testing::{BASE, Memory};
 use dot_iommu::HostMapping;
-use m2m_fabric::proto::{RdmaLinkLayer, RdmaSpec};
+use m2m_fabric::proto::{RdmaFace, RdmaLinkLayer, RdmaSpec};
 use smartep::irq::Irqs;
 use std::sync::Arc;
 use std::time::Instant;
@@ -62,6 +62,7 @@ impl Fabric for NoFabric {
 
 pub(super) fn spec(link: RdmaLinkLayer) -> RdmaSpec {
     RdmaSpec {
+        face: RdmaFace::Mlx5,
         link,
         mac: [2, 0, 0, 0, 0, 1],
         mtu: 1500,

@@ -3,8 +3,8 @@
 use super::super::super::bits::{Field, put};
 use super::super::super::command::opcode as op;
 use super::super::super::fields::{cqc, eqc, mkc, qpc};
-use super::super::super::pages::MAX_LIST_BYTES;
 use super::driver::*;
+use crate::rdma::front::allowance::MAX_LIST_BYTES;
 use crate::rdma::verbs::{Destination, QpNum, QpState, Translation};
 use m2m_fabric::proto::RdmaLinkLayer;
 

@@ -2,8 +2,8 @@
 
 use super::super::super::command::{mailbox, opcode};
 use super::super::super::nic::FIRST_SQ;
-use super::super::super::pages::MAX_LIST_BYTES;
 use super::driver::*;
+use crate::rdma::front::allowance::MAX_LIST_BYTES;
 use crate::testing::BASE;
 use m2m_fabric::proto::RdmaLinkLayer;
 

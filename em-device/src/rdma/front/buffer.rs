@@ -69,6 +69,23 @@ impl QueueBuffer {
         {
             return Err(BadBuffer::Page(*page));
         }
+        Self::anywhere(pages, page_shift, offset, len)
+    }
+
+    /// As [`Self::new`], for pages that begin at multiples of 64 bytes: such as one that is larger than the queue.
+    pub fn anywhere(
+        pages: Arc<[u64]>,
+        page_shift: u8,
+        offset: u64,
+        len: u64,
+    ) -> Result<Self, BadBuffer> {
+        if !(12..=31).contains(&page_shift) {
+            return Err(BadBuffer::PageShift(page_shift));
+        }
+        let ends = |page: &u64| page.checked_add(1 << page_shift).is_some();
+        if let Some(page) = pages.iter().find(|page| *page % ALIGN != 0 || !ends(page)) {
+            return Err(BadBuffer::Page(*page));
+        }
         if offset % ALIGN != 0 {
             return Err(BadBuffer::Offset(offset));
         }
@@ -193,7 +210,7 @@ pub(super) fn copy_in(bus: u64, into: &mut [u8], view: &DotView<'_>) -> Result<(
         .map_err(|_| NotMapped)
 }
 
-/// A doorbell record: two big-endian words that the driver writes.
+/// A doorbell record: 8 bytes that the driver writes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Record(u64);
 
@@ -214,6 +231,18 @@ impl Record {
         span.as_volatile_slice()
             .load::<u32>(0, Ordering::Acquire)
             .map(u32::from_be)
+            .map_err(|_| NotMapped)
+    }
+
+    /// All of it as one little-endian number. What the driver wrote before it is visible afterwards.
+    #[inline]
+    pub(super) fn load_whole(self, view: &DotView<'_>) -> Result<u64, NotMapped> {
+        let span = view
+            .translate(self.0, 8, Access::Read)
+            .map_err(|_| NotMapped)?;
+        span.as_volatile_slice()
+            .load::<u64>(0, Ordering::Acquire)
+            .map(u64::from_le)
             .map_err(|_| NotMapped)
     }
 }

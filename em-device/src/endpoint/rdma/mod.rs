@@ -1,4 +1,9 @@
-//! The data side of an RDMA function: registers and commands, and the way to the data path.
+//! The data side of an RDMA function: what any has for the OM, for memory and windows, and on the data path.
+//!
+//! Registers and commands are the face's: [`mlx5`] and [`erdma`].
+
+mod erdma;
+mod mlx5;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,25 +12,24 @@ use std::time::{Duration, Instant};
 
 use dot_iommu::{DotReader, DotTable, HostMapping};
 use m2m_fabric::proto::{
-    FunctionState, RdmaDestination, RdmaLinkLayer, RdmaPath, RdmaRequest, RdmaSpec, Reply, Request,
-    WindowSpec,
+    FunctionState, RdmaDestination, RdmaFace, RdmaLinkLayer, RdmaPath, RdmaRequest, RdmaSpec,
+    Reply, Request, WindowSpec,
 };
 use smartep::DataSide;
 use smartep::config::ConfigState;
 use smartep::dma::MessageDma;
-use smartep::fault;
 use smartep::irq::Irqs;
-use smartep::state::{Section, State};
+use smartep::state::State;
 
 use super::windows::Windows;
 use super::{EndpointError, FunctionData, Seat, lock, report};
 use crate::control::OmLink;
 use crate::rdma::fabric::Wires;
-use crate::rdma::front::mlx5::{
-    Action, Command, Device, Doorbells, MappedPages, Registers, command,
-};
+use crate::rdma::front::Device;
+use crate::rdma::front::doorbells::Doorbells;
+use crate::rdma::front::mlx5::MappedPages;
 use crate::rdma::function::RdmaFunction;
-use crate::rdma::kept::{Kept, KeptError};
+use crate::rdma::kept::Kept;
 use crate::rdma::verbs::{Destination, Path, Peer};
 
 /// How long the OM may take; a driver waits for a command for a minute, a VMM for an access 5 s.
@@ -36,12 +40,6 @@ const PEER_PATIENCE: Duration = Duration::from_secs(1);
 const WINDOW_PATIENCE: Duration = Duration::from_millis(700);
 /// Destinations of datagrams that the OM is asked for at once.
 const QUESTIONS: usize = 64;
-
-/// `cmdq_addr_l_sz` of the initialization segment, and in it `nic_interface` (`mlx5_ifc`: initial_seg).
-const CMDQ_LOW: u64 = 0x14;
-const NIC_INTERFACE_SHIFT: u32 = 8;
-/// Value of `nic_interface`: disabled.
-const NIC_DISABLED: u32 = 1;
 
 /// What outlives the process.
 #[derive(Debug)]
@@ -55,12 +53,19 @@ pub(super) struct Memory {
     pub(super) resumes: bool,
 }
 
+/// What the driver writes to and reads from.
+#[derive(Debug)]
+enum Face {
+    Mlx5(mlx5::Face),
+    Erdma(erdma::Face),
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct RdmaData {
     seat: Seat,
     spec: RdmaSpec,
-    registers: Mutex<Registers>,
+    face: Face,
     memory: DotReader,
     windows: Mutex<Windows>,
     connected: Mutex<bool>,
@@ -84,17 +89,18 @@ impl RdmaData {
     ) -> Result<Self, EndpointError> {
         let (id, own) = (seat.id, Peer(seat.id));
         let doorbells = Arc::new(Doorbells::default());
-        let mut device = Device::new(spec.clone(), own, irqs, doorbells.clone());
-        if let Some(pages) = pages {
-            device.map_doorbells(Arc::new(pages));
-        }
-        match &kept.objects {
-            Some(objects) if !kept.resumes => {
-                objects.clear();
-                device.keep_in(objects.clone());
+        let (device, face) = match spec.face {
+            RdmaFace::Mlx5 => {
+                let device = mlx5::device(&spec, own, irqs, &doorbells, pages, &kept);
+                let face = mlx5::Face::new(doorbells);
+                (Device::Mlx5(device), Face::Mlx5(face))
             }
-            _ => {}
-        }
+            RdmaFace::Erdma => {
+                let device = erdma::device(&spec, own, irqs, &doorbells);
+                let face = erdma::Face::new(&spec, doorbells);
+                (Device::Erdma(device), Face::Erdma(face))
+            }
+        };
         let wires = Wires::new(own, asker(&seat)?);
         let windows = Windows::default();
         let memory = table.reader().with_windows(&windows.reader());
@@ -109,7 +115,7 @@ impl RdmaData {
         Ok(Self {
             seat,
             spec,
-            registers: Mutex::new(Registers::new(doorbells, Instant::now())),
+            face,
             memory: table.reader(),
             windows: Mutex::new(windows),
             connected: Mutex::new(false),
@@ -117,62 +123,6 @@ impl RdmaData {
             kept,
             shared: Mutex::default(),
         })
-    }
-
-    /// Notes the registers. A write after which this was not done is done again by the next process.
-    fn note(&self) {
-        let registers = lock(&self.registers).save();
-        if !self.kept.state.save(Section::Registers, &registers) {
-            self.kept.state.set_broken();
-        }
-    }
-
-    /// Takes over what a former process left; answers whether that is all that the driver relies on.
-    fn take_over(&self) -> bool {
-        let objects = self.kept.objects.clone();
-        let Some(objects) = objects.filter(|_| self.kept.found) else {
-            return false;
-        };
-        let Some(saved) = self.kept.state.load(Section::Registers) else {
-            // The driver has not begun.
-            let restored = self.on_function(move |f| f.restore(&objects, None));
-            return matches!(restored, Some(Ok(())));
-        };
-        if !lock(&self.registers).restore(&saved) {
-            return false;
-        }
-        let queue = lock(&self.registers).command_queue();
-        let restored = self.on_function(move |f| {
-            f.restore(&objects, queue)?;
-            Ok::<_, KeptError>(f.with(|device, _| {
-                let gids: Vec<_> = std::iter::from_fn(|| device.take_gid_change()).collect();
-                (device.running(), gids)
-            }))
-        });
-        match restored {
-            Some(Ok((running, gids))) => {
-                self.tell_gids(gids);
-                *lock(&self.running) = running;
-                true
-            }
-            Some(Err(error)) => {
-                log::error!("function {}: {error}", self.seat.id);
-                false
-            }
-            None => false,
-        }
-    }
-
-    /// No object is left, and those that are made from now on outlive the process.
-    fn begin_anew(&self) {
-        let objects = self.kept.objects.clone();
-        self.on_function(move |f| {
-            f.reset();
-            if let Some(objects) = objects {
-                objects.clear();
-                f.with(|device, _| device.keep_in(objects));
-            }
-        });
     }
 
     fn tell_gids(&self, gids: Vec<(u16, [u8; 16])>) {
@@ -204,50 +154,34 @@ impl RdmaData {
         done.flatten()
     }
 
-    fn execute(&self, slots: u32) {
-        let Some(queue) = lock(&self.registers).command_queue() else {
-            return;
-        };
-        for slot in (0..32u8).filter(|slot| slots & 1 << slot != 0) {
-            let read = command::read_command(queue, slot, &self.memory.pin());
-            match read {
-                Ok(command) => self.execute_one(command),
-                Err(why) => {
-                    log::debug!("function {}: {why}", self.seat.id);
-                    command::mailbox::refuse(why, &self.memory.pin());
-                }
-            }
-        }
+    /// Asks the OM for the way to a destination, if there is one.
+    fn resolve(&self, to: Option<Destination>) -> Option<Path> {
+        resolve(&self.seat.om, self.seat.id, &to?)
     }
 
-    fn execute_one(&self, command: Command) {
-        let command = Arc::new(command);
-        let asked = command.clone();
-        let to = self.on_function(move |f| f.with(|device, _| device.destination(&asked)));
-        let path = to
-            .flatten()
-            .and_then(|to| resolve(&self.seat.om, self.seat.id, &to));
+    /// Does something with the device after which it may have other addresses, or be in another state.
+    fn change_device(&self, act: impl FnOnce(&mut RdmaFunction) + Send + 'static) {
         let outcome = self.on_function(move |function| {
-            let outcome = function.with(|device, cx| {
-                let output = device.execute(&command, path, cx);
-                fault::point("command");
-                command::finish_command(&command, &output, cx.memory);
-                fault::point("finished");
-                device.command_done(command.slot, cx.memory);
-                let gids: Vec<_> = std::iter::from_fn(|| device.take_gid_change()).collect();
-                (device.running(), gids)
-            });
-            if !outcome.1.is_empty() {
+            act(function);
+            let (running, gids) =
+                function.with(|device, _| (device.running(), device.take_gid_changes()));
+            if !gids.is_empty() {
                 function.addresses_changed();
             }
             function.wires.flush();
-            outcome
+            (running, gids)
         });
-        let Some((running, gids)) = outcome else {
-            return;
-        };
-        self.tell_gids(gids);
-        self.report_running(running);
+        if let Some((running, gids)) = outcome {
+            self.tell_gids(gids);
+            self.report_running(running);
+        }
+    }
+
+    fn reset_registers(&self) {
+        match &self.face {
+            Face::Mlx5(face) => face.reset(),
+            Face::Erdma(face) => face.reset(),
+        }
     }
 
     fn report_running(&self, running: bool) {
@@ -403,7 +337,10 @@ impl DataSide for RdmaData {
     fn read(&self, region: u32, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if region == self.spec.bar {
-            lock(&self.registers).read(offset, data, Instant::now());
+            match &self.face {
+                Face::Mlx5(face) => face.read(offset, data),
+                Face::Erdma(face) => face.read(offset, data),
+            }
         }
     }
 
@@ -411,15 +348,9 @@ impl DataSide for RdmaData {
         if region != self.spec.bar {
             return;
         }
-        let action = lock(&self.registers).write(offset, data);
-        if Registers::is_saved(offset) {
-            self.note();
-        }
-        match action {
-            Action::None => {}
-            Action::Kick => self.seat.worker.kick(),
-            Action::Command(slots) => self.execute(slots),
-            Action::Disable | Action::Reset => self.stop_device(),
+        match &self.face {
+            Face::Mlx5(face) => face.write(self, offset, data),
+            Face::Erdma(face) => face.write(self, offset, data),
         }
     }
 
@@ -433,16 +364,21 @@ impl DataSide for RdmaData {
     }
 
     fn reset(&self) {
-        lock(&self.registers).reset();
+        self.reset_registers();
         self.stop_device();
-        self.note();
+        if let Face::Mlx5(face) = &self.face {
+            face.note(&self.kept);
+        }
     }
 
     fn connected(&self, _dma: Arc<MessageDma>) {
         *lock(&self.connected) = true;
         if self.kept.resumes {
             // The client that was to be taken over is gone.
-            self.begin_anew();
+            match &self.face {
+                Face::Mlx5(_) => mlx5::begin_anew(self),
+                Face::Erdma(_) => erdma::begin_anew(self),
+            }
         }
         self.share_windows();
         report(&self.seat.om, self.seat.id, FunctionState::Connected);
@@ -452,30 +388,22 @@ impl DataSide for RdmaData {
         *lock(&self.connected) = true;
         self.share_windows();
         self.on_function(move |f| f.set_bus_master(state.bus_master));
-        if self.take_over() {
-            let now = match *lock(&self.running) {
-                true => FunctionState::Running,
-                false => FunctionState::Connected,
-            };
+        let taken_over = match &self.face {
+            Face::Mlx5(face) => face.take_over(self),
+            Face::Erdma(face) => face.take_over(self),
+        };
+        let now = match *lock(&self.running) {
+            true => FunctionState::Running,
+            false => FunctionState::Connected,
+        };
+        if taken_over {
             self.hold(&lock(&self.shared));
-            report(&self.seat.om, self.seat.id, now);
-            return;
         }
-        // The driver finds what it finds when the firmware of a card died: an interface that is disabled though it
-        // did not disable it. Its health poll sees that and loads the device anew.
-        self.begin_anew();
-        let disabled = NIC_DISABLED << NIC_INTERFACE_SHIFT;
-        lock(&self.registers).write(CMDQ_LOW, &disabled.to_be_bytes());
-        self.note();
-        log::warn!(
-            "function {}: the device reports itself disabled, because its objects are lost",
-            self.seat.id
-        );
-        report(&self.seat.om, self.seat.id, FunctionState::Connected);
+        report(&self.seat.om, self.seat.id, now);
     }
 
     fn disconnected(&self) {
-        lock(&self.registers).reset();
+        self.reset_registers();
         self.stop_device();
         *lock(&self.connected) = false;
         lock(&self.windows).forget_shared();

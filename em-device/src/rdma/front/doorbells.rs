@@ -78,6 +78,7 @@ pub(super) fn ones(mut word: u64) -> impl Iterator<Item = u32> {
 #[derive(Debug)]
 pub struct Doorbells {
     sends: Set,
+    receives: Set,
     cqs: Set,
     eqs: Box<[AtomicU32]>,
     eq_summary: AtomicU64,
@@ -87,6 +88,7 @@ impl Default for Doorbells {
     fn default() -> Self {
         Self {
             sends: Set::new(),
+            receives: Set::new(),
             cqs: Set::new(),
             eqs: (0..MAX_EQ).map(|_| AtomicU32::new(0)).collect(),
             eq_summary: AtomicU64::new(0),
@@ -98,6 +100,11 @@ impl Doorbells {
     /// The send queue of a queue pair was rung. Numbers that cannot be are ignored.
     pub fn ring_send(&self, number: u32) {
         self.sends.add(number);
+    }
+
+    /// The receive queue of a queue pair was rung. Numbers that cannot be are ignored.
+    pub fn ring_receive(&self, number: u32) {
+        self.receives.add(number);
     }
 
     /// A completion queue is to look at its arm word. Numbers that cannot be are ignored.
@@ -123,6 +130,11 @@ impl Doorbells {
         self.sends.drain(each);
     }
 
+    /// Takes the receive queues that were rung.
+    pub(crate) fn take_receives(&self, each: impl FnMut(u32)) {
+        self.receives.drain(each);
+    }
+
     /// Takes the completion queues that were rung.
     pub(crate) fn take_cqs(&self, each: impl FnMut(u32)) {
         self.cqs.drain(each);
@@ -143,7 +155,7 @@ impl Doorbells {
 
     /// Whether something may be there to take.
     pub fn is_rung(&self) -> bool {
-        let sets = [&self.sends, &self.cqs].into_iter();
+        let sets = [&self.sends, &self.receives, &self.cqs].into_iter();
         self.eq_summary.load(Ordering::Acquire) != 0
             || sets
                 .flat_map(|set| &set.summary)
@@ -153,6 +165,7 @@ impl Doorbells {
     /// Forgets everything.
     pub(crate) fn clear(&self) {
         self.take_sends(|_| ());
+        self.take_receives(|_| ());
         self.take_cqs(|_| ());
         self.take_eqs(|_, _, _| ());
     }

@@ -1,0 +1,236 @@
+//! Completion queues: entries of 32 bytes, and when an event is due.
+//!
+//! The driver never says what it has read but when it wants an event, so an overrun cannot be seen.
+
+use super::bytes::bits;
+use crate::rdma::front::buffer::{BadBuffer, NotMapped, QueueBuffer, Record};
+use crate::rdma::verbs::{Completion, CompletionQueue, Done, Pushed, Status};
+use dot_iommu::{Access, DotView};
+use std::sync::atomic::Ordering;
+use vm_memory::Bytes;
+
+/// Bytes of an entry.
+pub(super) const CQE: u64 = 32;
+/// log₂ of the entries at most.
+const MAX_LOG_SIZE: u32 = 20;
+/// Consumer indices have 24 bits.
+const MASK: u32 = 0xff_ffff;
+/// In the doorbell record: an event for solicited and failed completions only.
+const SOLICITED: u64 = 1 << 30;
+
+/// Queue that an entry is about.
+const SEND: u32 = 0;
+const RECEIVE: u32 = 1;
+/// See [`SEND`]: the command queue.
+pub(super) const COMMANDS: u32 = 2;
+
+/// Opcodes of work requests, which stand in completions too.
+pub(super) mod opcode {
+    pub(crate) const WRITE: u8 = 0;
+    pub(crate) const READ: u8 = 1;
+    pub(crate) const SEND: u8 = 2;
+    pub(crate) const SEND_IMMEDIATE: u8 = 3;
+    pub(crate) const RECEIVE: u8 = 4;
+    pub(crate) const RECEIVE_WRITE_IMMEDIATE: u8 = 5;
+    pub(crate) const RECEIVE_INVALIDATE: u8 = 6;
+    pub(crate) const WRITE_IMMEDIATE: u8 = 9;
+    pub(crate) const RECEIVE_IMMEDIATE: u8 = 12;
+    pub(crate) const SEND_INVALIDATE: u8 = 13;
+    pub(crate) const REGISTER: u8 = 14;
+    pub(crate) const INVALIDATE: u8 = 15;
+    pub(crate) const READ_INVALIDATE: u8 = 16;
+    pub(crate) const COMPARE_SWAP: u8 = 17;
+    pub(crate) const FETCH_ADD: u8 = 18;
+}
+
+/// How a request ended, in an entry.
+mod syndrome {
+    pub(super) const OK: u32 = 0;
+    pub(super) const GENERAL: u32 = 1;
+    pub(super) const BAD_RECEIVE: u32 = 2;
+    pub(super) const REMOTE_KEY: u32 = 3;
+    pub(super) const BAD_SEND: u32 = 8;
+    pub(super) const LOCAL_KEY: u32 = 10;
+    pub(super) const FLUSHED: u32 = 15;
+    pub(super) const RETRY_EXCEEDED: u32 = 16;
+}
+
+/// A work request's name in its completion: index of its first block, and opcode.
+pub(super) fn cookie(index: u16, opcode: u8) -> u32 {
+    u32::from(opcode) << 16 | u32::from(index)
+}
+
+/// What an entry says: eight words, of which the first lacks the owner bit.
+pub(super) type Cqe = [u32; 8];
+
+/// An entry for the owner bit's word: queue, opcode, how it ended.
+pub(super) fn header(opcode: u32, queue: u32, syndrome: u32) -> u32 {
+    opcode << 16 | queue << 8 | syndrome
+}
+
+fn syndrome(status: Status, receive: bool) -> u32 {
+    match status {
+        Status::Success => syndrome::OK,
+        Status::LocalQpOperation if receive => syndrome::BAD_RECEIVE,
+        Status::LocalQpOperation => syndrome::BAD_SEND,
+        Status::LocalProtection | Status::Bind | Status::LocalAccess => syndrome::LOCAL_KEY,
+        Status::Flushed => syndrome::FLUSHED,
+        Status::RemoteAccess => syndrome::REMOTE_KEY,
+        Status::RetryExceeded | Status::RnrRetryExceeded => syndrome::RETRY_EXCEEDED,
+        // The device has no word for these.
+        Status::LocalLength
+        | Status::BadResponse
+        | Status::RemoteInvalidRequest
+        | Status::RemoteOperation => syndrome::GENERAL,
+    }
+}
+
+/// The entry of a completion.
+fn entry(completion: &Completion) -> Cqe {
+    let receive = completion.done.is_receive();
+    let (opcode, value) = match completion.done {
+        Done::Receive => (opcode::RECEIVE, 0),
+        // As the bytes of the sender's number in the opposite order.
+        Done::ReceiveImmediate(value) => (opcode::RECEIVE_IMMEDIATE, value.swap_bytes()),
+        Done::ReceiveWriteImmediate(value) => (opcode::RECEIVE_WRITE_IMMEDIATE, value.swap_bytes()),
+        Done::ReceiveInvalidate(key) => (opcode::RECEIVE_INVALIDATE, key.0),
+        _ => ((completion.cookie >> 16) as u8, 0),
+    };
+    let queue = if receive { RECEIVE } else { SEND };
+    let source = completion.source.map_or(0, |source| {
+        let ipv6 = u32::from(!source.ipv4) << 31;
+        ipv6 | u32::from(source.service_level) << 20 | source.qp.0 & 0xf_ffff
+    });
+    [
+        header(opcode.into(), queue, syndrome(completion.status, receive)),
+        completion.cookie & 0xffff,
+        completion.qp.0,
+        value,
+        completion.len,
+        0,
+        0,
+        source,
+    ]
+}
+
+/// What the driver wants an event for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Armed {
+    Not,
+    Any,
+    Solicited,
+}
+
+/// See the module. A new one is not armed.
+#[derive(Debug)]
+pub struct Cq {
+    eqn: u32,
+    buffer: QueueBuffer,
+    log_size: u32,
+    record: Record,
+    producer: u32,
+    armed: Armed,
+    /// The producer counter after the newest solicited or failed entry.
+    solicited: Option<u32>,
+}
+
+impl Cq {
+    /// A queue of 2^`log_size` entries with its doorbell record at `record`; `eqn` is the event queue for its events.
+    pub(super) fn new(
+        buffer: QueueBuffer,
+        log_size: u32,
+        record: u64,
+        eqn: u32,
+    ) -> Result<Self, BadBuffer> {
+        if log_size > MAX_LOG_SIZE {
+            return Err(BadBuffer::Size("number of entries"));
+        }
+        Ok(Self {
+            eqn,
+            buffer: buffer.ring(CQE << log_size)?,
+            log_size,
+            record: Record::new(record)?,
+            producer: 0,
+            armed: Armed::Not,
+            solicited: None,
+        })
+    }
+
+    /// The event queue for its events.
+    pub(super) fn eqn(&self) -> u32 {
+        self.eqn
+    }
+
+    /// The driver rang. Answers whether the event is due now, because there is an entry that it has not read; the
+    /// queue is then not armed any more.
+    pub(super) fn arm(&mut self, view: &DotView<'_>) -> bool {
+        let Ok(word) = self.record.load_whole(view) else {
+            return false;
+        };
+        let read = bits(word as u32, 0..=23);
+        let since = |index: u32| index.wrapping_sub(read) & MASK;
+        let (armed, due) = match word & SOLICITED {
+            0 => (Armed::Any, since(self.producer) != 0),
+            _ => {
+                let news = self.solicited.map_or(0, since);
+                (Armed::Solicited, (1..1 << 23).contains(&news))
+            }
+        };
+        self.armed = if due { Armed::Not } else { armed };
+        due
+    }
+
+    /// Adds an entry; the driver polls the owner bit, so its word comes last.
+    pub(super) fn store(&mut self, cqe: &Cqe, view: &DotView<'_>) -> Result<(), NotMapped> {
+        let slot = u64::from(self.producer) & ((1 << self.log_size) - 1);
+        let span = self.buffer.span(slot * CQE, CQE, Access::Write, view)?;
+        let mut bytes = [0; CQE as usize];
+        for (at, word) in bytes.chunks_exact_mut(4).zip(cqe) {
+            at.copy_from_slice(&word.to_be_bytes());
+        }
+        let rest = span.subspan(4, CQE as usize - 4).ok_or(NotMapped)?;
+        rest.copy_from(bytes.get(4..).unwrap_or_default())
+            .map_err(|_| NotMapped)?;
+        let [first, ..] = cqe;
+        let owner = !self.producer >> self.log_size & 1;
+        let word = (first & !(1 << 31) | owner << 31).to_be();
+        span.as_volatile_slice()
+            .store(word, 0, Ordering::Release)
+            .map_err(|_| NotMapped)?;
+        self.producer = self.producer.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Whether there is an event for a new entry; the queue is then not armed any more.
+    pub(super) fn fires(&mut self, solicited: bool) -> bool {
+        if solicited {
+            self.solicited = Some(self.producer);
+        }
+        let fires = match self.armed {
+            Armed::Not => false,
+            Armed::Any => true,
+            Armed::Solicited => solicited,
+        };
+        if fires {
+            self.armed = Armed::Not;
+        }
+        fires
+    }
+}
+
+impl CompletionQueue for Cq {
+    fn push(&mut self, completion: &Completion, memory: &DotView<'_>) -> Pushed {
+        if self.store(&entry(completion), memory).is_err() {
+            return Pushed::Overrun;
+        }
+        let solicited = completion.solicited || completion.status != Status::Success;
+        match self.fires(solicited) {
+            true => Pushed::Notify,
+            false => Pushed::Stored,
+        }
+    }
+
+    fn index(&self) -> u32 {
+        self.producer & MASK
+    }
+}
