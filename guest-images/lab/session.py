@@ -40,12 +40,13 @@ class Lab:
 
     def __init__(self, qemu, boot, guests=2, accel="tcg", memory=512, cpus=1, mtu=1500, queue_pairs=1,
                  queue_size=256, rxe=True, extra=(), keep=False, boots=None, rdma=None,
-                 mapped_doorbells=True, gpu_mib=None, face="vfio-user"):
+                 mapped_doorbells=True, gpu_mib=None, face="vfio-user", iommu=None):
         """`rdma`: what RDMA function each guest gets beside its virtio-net function: `ethernet` or `infiniband`, a port
         of that kind under mlx5; `erdma`, which takes a boot of that flavour; None; or a list with one for each guest.
         `gpu_mib`: size of a memory function that each guest gets, behind one PCIe switch with its RDMA function and
         with an IOMMU, so that it can be used from there; or None. `face`: what QEMU sees of the virtio-net functions,
-        `vfio-user` or `vhost-user`, or a list with one for each guest."""
+        `vfio-user` or `vhost-user`, or a list with one for each guest. `iommu`: `translate` for an IOMMU through which
+        all drivers of a guest go; with a memory function the IOMMU is there for user space only."""
         self.run_dir = tempfile.mkdtemp(prefix="distdpu-")
         self.keep, self.failed = keep, False
         faces = [face] * guests if isinstance(face, str) else face
@@ -56,7 +57,7 @@ class Lab:
         self.dpu = Dpu(self.run_dir, self.functions + self.rdma_functions + self.memory_functions, keep)
         self.settings = dict(qemu=qemu, accel=accel, memory=memory, cpus=cpus, extra=extra, keep=keep)
         self.boots = boots(self.run_dir) if boots else [boot] * guests
-        self.rxe, self.mtu = rxe, mtu
+        self.rxe, self.mtu, self.iommu = rxe, mtu, iommu
         self.vms = [self.make_vm(i) for i in range(guests)]
 
     def make_vm(self, index):
@@ -72,8 +73,11 @@ class Lab:
         if self.memory_functions:
             nics = [IOMMU, SWITCH] + nics
             line += " intel_iommu=on iommu=pt"
+        elif self.iommu:
+            nics = [IOMMU] + nics
+            line += " intel_iommu=on iommu=nopt"
         return Vm(f"vm{index}", self.run_dir, boot=self.boots[index], nics=nics, command_line=line,
-                  machine="kernel-irqchip=split" if self.memory_functions else None, **self.settings)
+                  machine="kernel-irqchip=split" if self.memory_functions or self.iommu else None, **self.settings)
 
     def replace_vm(self, index):
         """A new guest in the place of one that ended."""

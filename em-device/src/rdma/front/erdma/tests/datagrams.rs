@@ -78,7 +78,7 @@ fn a_datagram_arrives_behind_the_header_of_its_network() {
     );
     let bytes = bench.memory.read(DATA, 296);
     assert_eq!(bytes[..20], [0; 20]);
-    assert_eq!(bytes[20..24], [0x45, 0x10, 1, 0x3c]);
+    assert_eq!(bytes[20..24], [0x45, 0x10, 1, 0x34]);
     assert_eq!(bytes[28..30], [64, 17]);
     assert_eq!(bytes[32..40], [10, 0, 0, 1, 10, 0, 0, 2]);
     let sum: u32 = bytes[20..40]

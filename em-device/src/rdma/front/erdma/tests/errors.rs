@@ -65,7 +65,7 @@ fn entries_that_make_no_sense_are_bad_requests() {
         (31, 0, vec![0; 24]),
         (4, 0, vec![0; 24]),
         (0, 7 << 56, far.clone()),
-        (0, 2 << 56, far.clone()),
+        (0, 3 << 56, far.clone()),
         (0, INLINE | 97 << 56, vec![0; 120]),
         (0, INLINE | 33 << 56, vec![0; 56]),
         (17, 0, vec![0; 56]),

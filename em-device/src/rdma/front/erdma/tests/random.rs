@@ -32,7 +32,7 @@ impl Random {
 #[test]
 fn random_drivers_are_survived_and_the_next_one_is_served() {
     for seed in 1..=24 {
-        let mut random = Random(0x9e37_79b9_7f4a_7c15 * seed);
+        let mut random = Random(0x9e37_79b9_7f4a_7c15u64.wrapping_mul(seed));
         let mut bench = Bench::connected(seed % 2 == 0);
         for _ in 0..150 {
             disturb(&mut bench, &mut random);

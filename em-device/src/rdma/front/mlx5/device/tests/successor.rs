@@ -90,7 +90,7 @@ fn the_receive_in_hand_of_a_queue_pair_in_error_is_flushed_by_the_successor() {
         payload: Payload::Inline([7; 1024].into_iter().collect()),
         datagram: None,
         acknowledge: false,
-        mtu_shift: 12,
+        mtu_shift: 10,
     };
     let packet = Packet {
         to: QpNum(qpn),
