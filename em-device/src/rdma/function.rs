@@ -3,7 +3,7 @@
 use super::engine::Context;
 use super::fabric::Wires;
 use super::front::{Device, erdma, mlx5};
-use super::kept::{Kept, KeptError};
+use super::kept::KeptError;
 use super::verbs::{Path, Peer};
 use crate::net::links::Links;
 use crate::worker::Watch;
@@ -11,7 +11,6 @@ use dot_iommu::DotReader;
 use m2m_fabric::proto::FunctionStats;
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Device, wires and memory of one function; belongs to the data path.
@@ -63,13 +62,15 @@ impl RdmaFunction {
         self
     }
 
-    /// Takes over what a former process left; `queue` is where the command queue is.
+    /// Takes over what a former process left, by `act`.
     ///
     /// # Errors
-    /// As [`mlx5::Device::restore`]; the function is as after power-on then.
-    pub fn restore(&mut self, kept: &Arc<Kept>, queue: Option<u64>) -> Result<(), KeptError> {
-        let result = self.with_mlx5(|device, cx| device.restore(kept, queue, cx));
-        let result = result.unwrap_or(Ok(()));
+    /// As `act`; the function is as after power-on then.
+    pub fn restore(
+        &mut self,
+        act: impl FnOnce(&mut Device, &mut Context<'_>) -> Result<(), KeptError>,
+    ) -> Result<(), KeptError> {
+        let result = self.with(act);
         if result.is_err() {
             self.reset();
         }

@@ -284,11 +284,11 @@ impl Wiring {
     }
 
     /// Whether frames of a function can go anywhere: one of its wires for frames has both ends
-    /// attached. An InfiniBand port has carrier as soon as its EM is up, like a port that is plugged
+    /// attached. An RDMA port without frames has carrier as soon as its EM is up, like a port that is plugged
     /// into a switch: the subnet (this OM) is there, whoever else is. So has a function without a port.
     pub fn carrier(&self, function: u32) -> bool {
         let no_wire =
-            |p: &&Place| p.rdma == Some(LinkType::Infiniband) || p.attachment == Attachment::None;
+            |p: &&Place| p.rdma.is_some() && !p.frames || p.attachment == Attachment::None;
         if let Some(place) = self.place(function).filter(no_wire) {
             return self.up.contains(&place.em) || self.away.contains_key(&place.em);
         }

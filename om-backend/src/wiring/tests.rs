@@ -243,6 +243,24 @@ fn an_rdma_wire_names_the_peer_and_has_memory_of_its_own() {
 }
 
 #[test]
+fn an_erdma_port_has_no_frames_of_its_own_and_carrier_while_its_em_is_up() {
+    let mac = "mac = \"02:00:00:00:00:01\"\nnetwork = \"blue\"\n";
+    let text = format!(
+        "[[network]]\nname = \"blue\"\n[[em]]\nname = \"em0\"\n\
+         [[em.function]]\nname = \"net0\"\nkind = \"virtio-net\"\n{mac}\
+         [[em.function]]\nname = \"rdma0\"\nkind = \"erdma\"\n{mac}\
+         [[em.function]]\nname = \"rdma1\"\nkind = \"rdma\"\nmac = \"02:00:00:00:00:02\"\nnetwork = \"blue\"\n"
+    );
+    let mut w = Wiring::new(&Config::parse("test", &text).unwrap());
+    assert!(!w.carrier(1));
+    let orders = w.em_up(0).unwrap();
+    assert!(w.carrier(1));
+    attach_all(&mut w, &orders);
+    assert_eq!(pairs(&w, Cargo::Rdma), [(1, 2)], "both are RoCE");
+    assert_eq!(pairs(&w, Cargo::Frames), [(0, 2)]);
+}
+
+#[test]
 fn an_infiniband_port_has_carrier_while_its_em_is_up_and_an_ethernet_one_needs_a_peer_for_frames() {
     let mut w = wiring(&[&[IB], &[ROCE], &[ROCE]]);
     assert!(!w.carrier(0));

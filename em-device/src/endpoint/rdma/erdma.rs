@@ -1,14 +1,13 @@
 //! Registers and commands of a device of the `erdma` driver.
-//!
-//! Its objects do not outlive the process: the next one's device is as after a reset, and the driver finds out by a
-//! command that is not answered.
 
 use std::sync::{Arc, Mutex};
 
 use m2m_fabric::proto::RdmaSpec;
 use smartep::irq::Irqs;
+use smartep::state::Section;
 
-use super::{RdmaData, lock};
+use super::{Memory, RdmaData, lock};
+use crate::rdma::front;
 use crate::rdma::front::doorbells::Doorbells;
 use crate::rdma::front::erdma::{Action, Command, Device, Registers};
 use crate::rdma::verbs::{Destination, Peer};
@@ -19,13 +18,29 @@ pub(super) fn device(
     own: Peer,
     irqs: Arc<Irqs>,
     doorbells: &Arc<Doorbells>,
+    kept: &Memory,
 ) -> Box<Device> {
-    Box::new(Device::new(spec.clone(), own, irqs, doorbells.clone()))
+    let mut device = Box::new(Device::new(spec.clone(), own, irqs, doorbells.clone()));
+    match &kept.objects {
+        Some(objects) if !kept.resumes => {
+            objects.clear();
+            device.keep_in(objects.clone());
+        }
+        _ => {}
+    }
+    device
 }
 
-/// No object is left.
+/// No object is left, and those that are made from now on outlive the process.
 pub(super) fn begin_anew(data: &RdmaData) {
-    data.on_function(|f| f.reset());
+    let objects = data.kept.objects.clone();
+    data.on_function(move |f| {
+        f.reset();
+        if let Some(objects) = objects {
+            objects.clear();
+            f.with_erdma(|device, _| device.keep_in(objects));
+        }
+    });
 }
 
 /// See the module.
@@ -46,6 +61,9 @@ impl Face {
 
     pub(super) fn write(&self, data: &RdmaData, offset: u64, bytes: &[u8]) {
         let action = lock(&self.registers).write(offset, bytes);
+        if Registers::is_saved(offset) {
+            self.note(&data.kept);
+        }
         match action {
             Action::None => {}
             Action::Kick => data.seat.worker.kick(),
@@ -67,14 +85,49 @@ impl Face {
         lock(&self.registers).reset();
     }
 
-    /// The driver's objects are lost; answers that.
+    /// Notes the registers. A write after which this was not done is done again by the next process.
+    pub(super) fn note(&self, kept: &Memory) {
+        let registers = lock(&self.registers).save();
+        if !kept.state.save(Section::Registers, &registers) {
+            kept.state.set_broken();
+        }
+    }
+
+    /// Takes over what a former process left, or else the device is as after a reset; answers which. Its driver then
+    /// finds out by a command that is not answered.
     pub(super) fn take_over(&self, data: &RdmaData) -> bool {
+        if self.restore(data) {
+            return true;
+        }
         begin_anew(data);
+        self.reset();
+        self.note(&data.kept);
         log::warn!(
             "function {}: the device is as after a reset, because its objects are lost",
             data.seat.id
         );
         false
+    }
+
+    fn restore(&self, data: &RdmaData) -> bool {
+        if !data.kept.found {
+            return false;
+        }
+        let setup = match data.kept.state.load(Section::Registers) {
+            // The driver has not begun.
+            None => None,
+            Some(saved) => {
+                let mut registers = lock(&self.registers);
+                if !registers.restore(&saved) {
+                    return false;
+                }
+                registers.begun()
+            }
+        };
+        data.restore(move |objects, device, cx| match device {
+            front::Device::Erdma(device) => device.restore(objects, setup.as_ref(), cx),
+            front::Device::Mlx5(_) => Ok(()),
+        })
     }
 }
 

@@ -9,9 +9,9 @@ use smartep::irq::Irqs;
 use smartep::state::Section;
 
 use super::{Memory, RdmaData, lock};
+use crate::rdma::front;
 use crate::rdma::front::doorbells::Doorbells;
 use crate::rdma::front::mlx5::{Action, Command, Device, MappedPages, Registers, command};
-use crate::rdma::kept::KeptError;
 use crate::rdma::verbs::Peer;
 
 /// `cmdq_addr_l_sz` of the initialization segment, and in it `nic_interface` (`mlx5_ifc`: initial_seg).
@@ -116,35 +116,24 @@ impl Face {
 
     /// Takes over what a former process left; answers whether that is all that the driver relies on.
     fn restore(&self, data: &RdmaData) -> bool {
-        let objects = data.kept.objects.clone();
-        let Some(objects) = objects.filter(|_| data.kept.found) else {
+        if !data.kept.found {
             return false;
-        };
-        let Some(saved) = data.kept.state.load(Section::Registers) else {
+        }
+        let queue = match data.kept.state.load(Section::Registers) {
             // The driver has not begun.
-            let restored = data.on_function(move |f| f.restore(&objects, None));
-            return matches!(restored, Some(Ok(())));
+            None => None,
+            Some(saved) => {
+                let mut registers = lock(&self.registers);
+                if !registers.restore(&saved) {
+                    return false;
+                }
+                registers.command_queue()
+            }
         };
-        if !lock(&self.registers).restore(&saved) {
-            return false;
-        }
-        let queue = lock(&self.registers).command_queue();
-        let restored = data.on_function(move |f| {
-            f.restore(&objects, queue)?;
-            Ok::<_, KeptError>(f.with(|device, _| (device.running(), device.take_gid_changes())))
-        });
-        match restored {
-            Some(Ok((running, gids))) => {
-                data.tell_gids(gids);
-                *lock(&data.running) = running;
-                true
-            }
-            Some(Err(error)) => {
-                log::error!("function {}: {error}", data.seat.id);
-                false
-            }
-            None => false,
-        }
+        data.restore(move |objects, device, cx| match device {
+            front::Device::Mlx5(device) => device.restore(objects, queue, cx),
+            front::Device::Erdma(_) => Ok(()),
+        })
     }
 
     fn execute(&self, data: &RdmaData, slots: u32) {

@@ -24,12 +24,13 @@ use smartep::state::State;
 use super::windows::Windows;
 use super::{EndpointError, FunctionData, Seat, lock, report};
 use crate::control::OmLink;
+use crate::rdma::engine::Context;
 use crate::rdma::fabric::Wires;
 use crate::rdma::front::Device;
 use crate::rdma::front::doorbells::Doorbells;
 use crate::rdma::front::mlx5::MappedPages;
 use crate::rdma::function::RdmaFunction;
-use crate::rdma::kept::Kept;
+use crate::rdma::kept::{Kept, KeptError};
 use crate::rdma::verbs::{Destination, Path, Peer};
 
 /// How long the OM may take; a driver waits for a command for a minute, a VMM for an access 5 s.
@@ -96,7 +97,7 @@ impl RdmaData {
                 (Device::Mlx5(device), Face::Mlx5(face))
             }
             RdmaFace::Erdma => {
-                let device = erdma::device(&spec, own, irqs, &doorbells);
+                let device = erdma::device(&spec, own, irqs, &doorbells, &kept);
                 let face = erdma::Face::new(&spec, doorbells);
                 (Device::Erdma(device), Face::Erdma(face))
             }
@@ -174,6 +175,36 @@ impl RdmaData {
         if let Some((running, gids)) = outcome {
             self.tell_gids(gids);
             self.report_running(running);
+        }
+    }
+
+    /// Makes the objects again that a former process left, by `act`; answers whether those are all that the driver
+    /// relies on.
+    fn restore(
+        &self,
+        act: impl FnOnce(&Arc<Kept>, &mut Device, &mut Context<'_>) -> Result<(), KeptError>
+        + Send
+        + 'static,
+    ) -> bool {
+        let objects = self.kept.objects.clone();
+        let Some(objects) = objects.filter(|_| self.kept.found) else {
+            return false;
+        };
+        let restored = self.on_function(move |f| {
+            f.restore(|device, cx| act(&objects, device, cx))?;
+            Ok::<_, KeptError>(f.with(|device, _| (device.running(), device.take_gid_changes())))
+        });
+        match restored {
+            Some(Ok((running, gids))) => {
+                self.tell_gids(gids);
+                *lock(&self.running) = running;
+                true
+            }
+            Some(Err(error)) => {
+                log::error!("function {}: {error}", self.seat.id);
+                false
+            }
+            None => false,
         }
     }
 
@@ -366,8 +397,9 @@ impl DataSide for RdmaData {
     fn reset(&self) {
         self.reset_registers();
         self.stop_device();
-        if let Face::Mlx5(face) = &self.face {
-            face.note(&self.kept);
+        match &self.face {
+            Face::Mlx5(face) => face.note(&self.kept),
+            Face::Erdma(face) => face.note(&self.kept),
         }
     }
 

@@ -2,10 +2,11 @@
 
 use super::bytes::{u32_at, u64_at};
 use super::cq::{COMMANDS, Cqe, header};
-use super::registers::Setup;
+use super::registers::{COMMAND_CQ, Setup};
 use super::{cq, eq};
 use crate::rdma::engine::Refused;
 use crate::rdma::front::buffer::{BadBuffer, NotMapped, QueueBuffer};
+use crate::rdma::kept::{Kept, QueuePlace};
 use crate::rdma::verbs::Denied;
 use dot_iommu::DotView;
 use smartep::irq::Irqs;
@@ -95,6 +96,11 @@ impl Command {
         }
     }
 
+    /// Index of its first block.
+    pub(super) fn index(&self) -> u16 {
+        self.index
+    }
+
     /// All of it.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
@@ -127,6 +133,16 @@ pub(super) struct CommandQueue {
     consumer: u16,
     completions: cq::Cq,
     events: eq::Eq,
+    /// Where the index of the next command is known to who takes the place of this process.
+    place: Option<QueuePlace>,
+}
+
+/// The word of a place; the other is the completions'.
+const TAKEN: usize = 1;
+
+/// Blocks of a command with this first word.
+fn blocks(head: u64) -> u16 {
+    (head >> 52 & 7) as u16 + 1
 }
 
 fn ring(base: u64, len: u64) -> Result<QueueBuffer, BadBuffer> {
@@ -156,7 +172,53 @@ impl CommandQueue {
             completions,
             events: eq::Eq::new(setup.events, setup.event_depth, 0)
                 .ok_or(Fault::Field("the event queue of commands"))?,
+            place: None,
         })
+    }
+
+    /// What becomes of it outlives this process from here on.
+    pub(super) fn keep_in(&mut self, kept: &Kept) {
+        if let Some(place) = kept.cq(COMMAND_CQ) {
+            self.completions.keep_in(place);
+        }
+        if let Some(place) = kept.eq(0) {
+            self.events.keep_in(place);
+        }
+        self.place = kept.cq(COMMAND_CQ);
+        self.keep_taken();
+    }
+
+    /// Goes on where a former process was.
+    pub(super) fn restore(&mut self, kept: &Kept, memory: &DotView<'_>, irqs: &Irqs) {
+        if let Some(place) = kept.eq(0) {
+            self.events.restore(place, memory, irqs);
+        }
+        let Some(place) = kept.cq(COMMAND_CQ) else {
+            return;
+        };
+        self.consumer = place.load(TAKEN) as u16;
+        let armed = self.completions.restore(place, memory);
+        self.place = kept.cq(COMMAND_CQ);
+        let last = self.completions.last(memory);
+        let done = last.map(|entry| u32_at(&entry, 4).swap_bytes());
+        if done == Some(self.consumer.into()) {
+            // It was completed and not counted.
+            let at = u64::from(self.consumer & (self.blocks - 1)) * BLOCK;
+            let mut head = [0; 8];
+            if self.commands.read(at, &mut head, memory).is_ok() {
+                self.consumer = self.consumer.wrapping_add(blocks(u64_at(&head, 0)));
+            }
+            self.keep_taken();
+        }
+        if armed {
+            self.tell(memory, irqs);
+        }
+    }
+
+    fn keep_taken(&self) {
+        if let Some(place) = &self.place {
+            place.store(TAKEN, self.consumer.into());
+        }
     }
 
     /// The next command up to the block `producer`.
@@ -173,7 +235,7 @@ impl CommandQueue {
             self.consumer = producer;
             return None;
         }
-        let blocks = (u64_at(head, 0) >> 52 & 7) as u16 + 1;
+        let blocks = blocks(u64_at(head, 0));
         let rest = rest.get_mut(..(usize::from(blocks) - 1) * BLOCK as usize);
         let behind = u64::from(index.wrapping_add(1) & (self.blocks - 1)) * BLOCK;
         let read =
@@ -211,11 +273,12 @@ impl CommandQueue {
             Ok(()) => {}
             Err(NotMapped) => log::warn!("a command's completion finds no memory"),
         }
+        self.keep_taken();
     }
 
     /// The driver wants to hear of the next completion.
     pub(super) fn arm(&mut self, memory: &DotView<'_>, irqs: &Irqs) {
-        if self.completions.arm(memory) {
+        if self.completions.arm_for_commands(memory) {
             self.tell(memory, irqs);
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! The driver never says what it has read but when it wants an event, so an overrun cannot be seen.
 
-use super::bytes::bits;
 use crate::rdma::front::buffer::{BadBuffer, NotMapped, QueueBuffer, Record};
+use crate::rdma::kept::QueuePlace;
 use crate::rdma::verbs::{Completion, CompletionQueue, Done, Pushed, Status};
 use dot_iommu::{Access, DotView};
 use std::sync::atomic::Ordering;
@@ -17,6 +17,8 @@ const MAX_LOG_SIZE: u32 = 20;
 const MASK: u32 = 0xff_ffff;
 /// In the doorbell record: an event for solicited and failed completions only.
 const SOLICITED: u64 = 1 << 30;
+/// See [`SOLICITED`]: an event at all. The driver rings for nothing else.
+const ARM: u64 = 1 << 31;
 
 /// Queue that an entry is about.
 const SEND: u32 = 0;
@@ -130,9 +132,16 @@ pub struct Cq {
     record: Record,
     producer: u32,
     armed: Armed,
-    /// The producer counter after the newest solicited or failed entry.
+    /// Whether there are entries since the last event.
+    news: bool,
+    /// The producer counter after the newest solicited or failed entry since the last event.
     solicited: Option<u32>,
+    /// Where its producer counter is known to who takes the place of this process.
+    place: Option<QueuePlace>,
 }
+
+/// The word of a place.
+const PRODUCED: usize = 0;
 
 impl Cq {
     /// A queue of 2^`log_size` entries with its doorbell record at `record`; `eqn` is the event queue for its events.
@@ -152,8 +161,58 @@ impl Cq {
             record: Record::new(record)?,
             producer: 0,
             armed: Armed::Not,
+            news: false,
             solicited: None,
+            place: None,
         })
+    }
+
+    /// What becomes of it outlives this process from here on.
+    pub(super) fn keep_in(&mut self, place: QueuePlace) {
+        place.store(PRODUCED, self.producer.into());
+        self.place = Some(place);
+    }
+
+    /// Goes on where a former process was. Answers whether the driver ever asked for an event: it may be owed one.
+    pub(super) fn restore(&mut self, place: QueuePlace, view: &DotView<'_>) -> bool {
+        self.producer = place.load(PRODUCED) as u32;
+        // An entry may have been stored last and not counted; one, because each is counted right behind its store.
+        let mut next = [0; CQE as usize];
+        if self.read(self.producer, &mut next, view).is_ok() {
+            let [first, ..] = next;
+            if u32::from(first >> 7) == self.owner() {
+                self.producer = self.producer.wrapping_add(1);
+            }
+        }
+        place.store(PRODUCED, self.producer.into());
+        self.place = Some(place);
+        self.record
+            .load_whole(view)
+            .is_ok_and(|word| word & ARM != 0)
+    }
+
+    /// The bytes of entry `index`.
+    fn read(
+        &self,
+        index: u32,
+        into: &mut [u8; CQE as usize],
+        view: &DotView<'_>,
+    ) -> Result<(), NotMapped> {
+        let slot = u64::from(index) & ((1 << self.log_size) - 1);
+        self.buffer.read(slot * CQE, into, view)
+    }
+
+    /// The newest entry, if there is one.
+    pub(super) fn last(&self, view: &DotView<'_>) -> Option<[u8; CQE as usize]> {
+        let mut entry = [0; CQE as usize];
+        let newest = self.producer.checked_sub(1)?;
+        self.read(newest, &mut entry, view).ok()?;
+        Some(entry)
+    }
+
+    /// The owner bit of the next entry.
+    fn owner(&self) -> u32 {
+        !self.producer >> self.log_size & 1
     }
 
     /// The event queue for its events.
@@ -161,23 +220,41 @@ impl Cq {
         self.eqn
     }
 
-    /// The driver rang. Answers whether the event is due now, because there is an entry that it has not read; the
-    /// queue is then not armed any more.
+    /// The driver rang. Answers whether the event is due now, because an entry that the driver has not seen is there
+    /// already; the queue is then not armed any more.
+    ///
+    /// Entries that an event told of are seen: programs ask for the next event before they take them, and some do not
+    /// expect an event without a new entry.
     pub(super) fn arm(&mut self, view: &DotView<'_>) -> bool {
         let Ok(word) = self.record.load_whole(view) else {
             return false;
         };
-        let read = bits(word as u32, 0..=23);
-        let since = |index: u32| index.wrapping_sub(read) & MASK;
-        let (armed, due) = match word & SOLICITED {
-            0 => (Armed::Any, since(self.producer) != 0),
-            _ => {
-                let news = self.solicited.map_or(0, since);
-                (Armed::Solicited, (1..1 << 23).contains(&news))
-            }
+        let (armed, newest) = match word & SOLICITED {
+            0 => (Armed::Any, self.news.then_some(self.producer)),
+            _ => (Armed::Solicited, self.solicited),
         };
-        self.armed = if due { Armed::Not } else { armed };
+        // The driver may have taken more than was there when the newest solicited one was pushed.
+        let unread = newest.map_or(0, |newest| newest.wrapping_sub(word as u32) & MASK);
+        let due = (1..1 << 23).contains(&unread);
+        match due {
+            true => self.told(),
+            false => self.armed = armed,
+        }
         due
+    }
+
+    /// As [`Self::arm`] for commands: entries that the driver has not taken are not seen, whatever it was told. A
+    /// command that it does not hear of ends the device for it.
+    pub(super) fn arm_for_commands(&mut self, view: &DotView<'_>) -> bool {
+        self.news = true;
+        self.arm(view)
+    }
+
+    /// The driver gets an event.
+    fn told(&mut self) {
+        self.armed = Armed::Not;
+        self.news = false;
+        self.solicited = None;
     }
 
     /// Adds an entry; the driver polls the owner bit, so its word comes last.
@@ -192,17 +269,20 @@ impl Cq {
         rest.copy_from(bytes.get(4..).unwrap_or_default())
             .map_err(|_| NotMapped)?;
         let [first, ..] = cqe;
-        let owner = !self.producer >> self.log_size & 1;
-        let word = (first & !(1 << 31) | owner << 31).to_be();
+        let word = (first & !(1 << 31) | self.owner() << 31).to_be();
         span.as_volatile_slice()
             .store(word, 0, Ordering::Release)
             .map_err(|_| NotMapped)?;
         self.producer = self.producer.wrapping_add(1);
+        if let Some(place) = &self.place {
+            place.store(PRODUCED, self.producer.into());
+        }
         Ok(())
     }
 
     /// Whether there is an event for a new entry; the queue is then not armed any more.
     pub(super) fn fires(&mut self, solicited: bool) -> bool {
+        self.news = true;
         if solicited {
             self.solicited = Some(self.producer);
         }
@@ -212,7 +292,7 @@ impl Cq {
             Armed::Solicited => solicited,
         };
         if fires {
-            self.armed = Armed::Not;
+            self.told();
         }
         fires
     }

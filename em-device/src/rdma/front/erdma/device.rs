@@ -5,6 +5,7 @@ use super::bytes::{bits, bytes_at, read_list};
 use super::command::{Command, CommandQueue, Fault, Response, opcode};
 use super::cq::{CQE, Cq};
 use super::eq::{Eq, Eqe, event};
+use super::kept::KeptDevice;
 use super::registers::{AEQ, COMMAND_CQ, Setup, page};
 use super::tables::{DMA_KEY, MAX_ADDRESSES, MAX_CQS, MAX_QPS, SharedTables};
 use super::{Erdma, mr};
@@ -16,6 +17,7 @@ use crate::rdma::packet::Addresses;
 use crate::rdma::verbs::{CqNum, Path, Peer, QpNum};
 use dot_iommu::DotView;
 use m2m_fabric::proto::RdmaSpec;
+use smartep::fault;
 use smartep::irq::Irqs;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -59,19 +61,18 @@ mod capability {
 #[derive(Debug)]
 pub struct Device {
     pub(super) spec: RdmaSpec,
-    irqs: Arc<Irqs>,
+    pub(super) irqs: Arc<Irqs>,
     doorbells: Arc<Doorbells>,
     pub(super) engine: Engine<Erdma>,
     pub(super) tables: SharedTables,
-    commands: Option<CommandQueue>,
+    pub(super) commands: Option<CommandQueue>,
     /// Of asynchronous events.
-    events: Option<Eq>,
+    pub(super) events: Option<Eq>,
     /// Of completions, by number; the first is 1.
-    eqs: BTreeMap<u32, Eq>,
+    pub(super) eqs: BTreeMap<u32, Eq>,
     allowance: Allowance,
     /// What the page lists of regions take, by index.
     charges: HashMap<u32, Charge>,
-    /// The same for completion queues and queue pairs, by number.
     addresses: Addresses,
     /// A bit for each GID that changed and that nobody took yet.
     gid_news: u16,
@@ -81,6 +82,8 @@ pub struct Device {
     pub(super) link_up: bool,
     /// Events that found no room in their queue.
     pub(super) lost_events: u64,
+    /// What outlives the process.
+    pub(super) kept: KeptDevice,
 }
 
 impl Device {
@@ -103,6 +106,7 @@ impl Device {
             gid_news: 0,
             contexts: 0,
             lost_events: 0,
+            kept: KeptDevice::default(),
         }
     }
 
@@ -158,6 +162,15 @@ impl Device {
             }
         };
         self.events = Eq::new(setup.asynchronous, setup.asynchronous_depth, 0);
+        let Some(kept) = self.kept.get() else {
+            return;
+        };
+        if let Some(queue) = &mut self.commands {
+            queue.keep_in(kept);
+        }
+        if let (Some(eq), Some(place)) = (&mut self.events, kept.eq(AEQ)) {
+            eq.keep_in(place);
+        }
     }
 
     /// Forgets all that a driver made; nothing of its memory is touched after this.
@@ -177,6 +190,7 @@ impl Device {
         self.contexts = 0;
         self.mtu = self.spec.mtu;
         self.doorbells.clear();
+        self.kept.clear();
     }
 
     /// The next command up to the block `producer` of the queue.
@@ -187,16 +201,25 @@ impl Device {
     /// Executes a command and tells the driver. A command that [`Self::destination`] has an answer for fails without
     /// `path`.
     pub fn execute(&mut self, command: &Command, path: Option<Path>, cx: &mut Context<'_>) {
-        let result = self.dispatch(command, path, cx);
+        let result = match self.kept.owed(command) {
+            Some(response) => Ok(response),
+            None => {
+                let result = self.dispatch(command, path, cx);
+                self.keep_command(command, result);
+                result
+            }
+        };
+        fault::point("command");
         if let Err(fault) = result {
             log::debug!("command {:?} fails: {fault}", command.code);
         }
         if let Some(queue) = &mut self.commands {
             queue.complete(command, result, cx.memory, &self.irqs);
         }
+        self.kept.told();
     }
 
-    fn dispatch(
+    pub(super) fn dispatch(
         &mut self,
         command: &Command,
         path: Option<Path>,
@@ -255,7 +278,10 @@ impl Device {
         }
         let size = 1u32.checked_shl(log_size.into()).unwrap_or(0);
         let eq = Eq::new(command.long(8), size, vector.into());
-        let eq = eq.ok_or(Fault::Field("the event queue"))?;
+        let mut eq = eq.ok_or(Fault::Field("the event queue"))?;
+        if let Some(place) = self.kept.get().and_then(|kept| kept.eq(number)) {
+            eq.keep_in(place);
+        }
         self.eqs.insert(number, eq);
         Ok([0; 2])
     }
@@ -285,7 +311,13 @@ impl Device {
         let shift = bits(head, 20..=23) as u8 + 12;
         let buffer = QueueBuffer::anywhere(list.into(), shift, command.word(32).into(), len)?;
         let eqn = bits(shape, 0..=9);
-        let cq = Cq::new(buffer, log_size, command.long(24), eqn)?;
+        let mut cq = Cq::new(buffer, log_size, command.long(24), eqn)?;
+        if let Some(place) = self.kept.get().and_then(|kept| kept.cq(cqn)) {
+            // One of this number may be there already, whose place it is.
+            if self.engine.cq_mut(CqNum(cqn)).is_none() {
+                cq.keep_in(place);
+            }
+        }
         self.engine.add_cq(CqNum(cqn), cq)?;
         Ok([0; 2])
     }
@@ -448,7 +480,7 @@ impl Device {
         self.lost_events += u64::from(!stored);
     }
 
-    fn post_completion(&mut self, cqn: u32, memory: &DotView<'_>) {
+    pub(super) fn post_completion(&mut self, cqn: u32, memory: &DotView<'_>) {
         let eqn = self.engine.cq_mut(CqNum(cqn)).map(|cq| cq.eqn());
         let eq = eqn.and_then(|eqn| self.eqs.get_mut(&eqn));
         let stored = eq.is_some_and(|eq| eq.push(Eqe::completion(cqn), memory, &self.irqs));

@@ -2,6 +2,7 @@
 //!
 //! An entry has 16 bytes; bit 31 of its first word says of which round it is.
 
+use crate::rdma::kept::QueuePlace;
 use dot_iommu::DotView;
 use smartep::irq::Irqs;
 use std::sync::atomic::Ordering;
@@ -54,6 +55,8 @@ pub(super) struct Eq {
     armed: bool,
     /// Whether an entry was lost.
     lossy: bool,
+    /// Where it is known to who takes the place of this process: producer, consumer.
+    place: Option<QueuePlace>,
 }
 
 impl Eq {
@@ -71,7 +74,49 @@ impl Eq {
             consumer: 0,
             armed: true,
             lossy: false,
+            place: None,
         })
+    }
+
+    /// What becomes of it outlives this process from here on.
+    pub(super) fn keep_in(&mut self, place: QueuePlace) {
+        place.store(0, self.producer.into());
+        place.store(1, self.consumer.into());
+        self.place = Some(place);
+    }
+
+    /// Goes on where a former process was, and interrupts once: that one may have owed it.
+    pub(super) fn restore(&mut self, place: QueuePlace, memory: &DotView<'_>, irqs: &Irqs) {
+        self.producer = place.load(0) as u32;
+        self.consumer = place.load(1) as u32;
+        // An entry may have been stored last and not counted; one, because each is counted right behind its store.
+        if self.is_stored(memory) {
+            self.producer = self.producer.wrapping_add(1);
+        }
+        place.store(0, self.producer.into());
+        self.place = Some(place);
+        self.armed = true;
+        irqs.trigger(self.vector);
+    }
+
+    /// Whether the entry at the producer index is of its round already.
+    fn is_stored(&self, memory: &DotView<'_>) -> bool {
+        let word: Option<u32> = memory.read_obj(GuestAddress(self.address())).ok();
+        word.is_some_and(|word| u32::from_le(word) & OWNER == self.owner())
+    }
+
+    /// The owner bit of the next entry.
+    fn owner(&self) -> u32 {
+        match self.producer >> self.log_size & 1 {
+            0 => OWNER,
+            _ => 0,
+        }
+    }
+
+    /// Where the next entry is.
+    fn address(&self) -> u64 {
+        let slot = self.producer & ((1 << self.log_size) - 1);
+        self.base + ENTRY * u64::from(slot)
     }
 
     /// Adds an entry and interrupts when the queue is armed. `false`: it found no room, or no memory, and is lost.
@@ -79,6 +124,9 @@ impl Eq {
         let stored = self.pending() >> self.log_size == 0 && self.store(eqe, memory).is_some();
         if stored {
             self.producer = self.producer.wrapping_add(1);
+            if let Some(place) = &self.place {
+                place.store(0, self.producer.into());
+            }
         } else if !std::mem::replace(&mut self.lossy, true) {
             log::warn!("an event queue of vector {} overran", self.vector);
         }
@@ -89,6 +137,9 @@ impl Eq {
     /// The driver read up to `consumer`, of which 16 bits count, and may want the next interrupt.
     pub(super) fn update(&mut self, consumer: u32, arm: bool, irqs: &Irqs) {
         self.consumer = consumer;
+        if let Some(place) = &self.place {
+            place.store(1, consumer.into());
+        }
         if arm {
             self.armed = true;
             self.interrupt(irqs);
@@ -109,17 +160,12 @@ impl Eq {
 
     /// The driver polls the owner bit, so its word comes last.
     fn store(&self, Eqe([first, second]): Eqe, memory: &DotView<'_>) -> Option<()> {
-        let slot = self.producer & ((1 << self.log_size) - 1);
-        let at = self.base + ENTRY * u64::from(slot);
+        let at = self.address();
         let mut rest = [0; 12];
         rest.first_chunk_mut::<4>()?
             .copy_from_slice(&second.to_le_bytes());
         memory.write_slice(&rest, GuestAddress(at + 4)).ok()?;
-        let owner = match self.producer >> self.log_size & 1 {
-            0 => OWNER,
-            _ => 0,
-        };
-        let word = first & !OWNER | owner;
+        let word = first & !OWNER | self.owner();
         memory
             .store(word.to_le(), GuestAddress(at), Ordering::Release)
             .ok()

@@ -12,6 +12,7 @@ mod command;
 pub mod cq;
 mod device;
 mod eq;
+mod kept;
 mod mr;
 mod qp;
 mod registers;

@@ -123,6 +123,35 @@ impl Registers {
         self.status = 0;
     }
 
+    /// Whether a write there changes what [`Self::save`] answers.
+    pub fn is_saved(offset: u64) -> bool {
+        offset < at::WORDS_END
+    }
+
+    /// What another process needs to go on.
+    pub fn save(&self) -> Vec<u8> {
+        let status = self.status.to_le_bytes();
+        self.words.iter().chain(&status).copied().collect()
+    }
+
+    /// Takes over what was saved. `false`: it makes no sense.
+    pub fn restore(&mut self, saved: &[u8]) -> bool {
+        let Some((words, status)) = saved.split_first_chunk() else {
+            return false;
+        };
+        let Ok(status) = status.try_into() else {
+            return false;
+        };
+        self.words = *words;
+        self.status = u32::from_le_bytes(status);
+        true
+    }
+
+    /// The queues, when a driver has begun.
+    pub fn begun(&self) -> Option<Setup> {
+        (self.status & INIT != 0).then(|| self.setup())
+    }
+
     /// Reads bytes of BAR0. What is no register reads as 0.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);

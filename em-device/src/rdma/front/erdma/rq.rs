@@ -99,4 +99,11 @@ impl ReceiveQueue for Rq {
     fn position(&self) -> u32 {
         self.consumer.into()
     }
+
+    /// Doorbells of a queue that is taken over were rung.
+    fn seek(&mut self, position: u32) {
+        self.rung = true;
+        self.consumer = position as u16;
+        self.producer = self.consumer;
+    }
 }

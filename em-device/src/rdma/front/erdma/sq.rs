@@ -340,4 +340,11 @@ impl SendQueue for Sq {
     fn position(&self) -> u16 {
         self.consumer
     }
+
+    /// Doorbells of a queue that is taken over were rung.
+    fn seek(&mut self, position: u16) {
+        self.rung = true;
+        self.consumer = position;
+        self.producer = self.consumer;
+    }
 }

@@ -5,6 +5,7 @@ use super::super::device::Device;
 use super::super::registers::{Action, Registers};
 use crate::rdma::engine::Context;
 use crate::rdma::front::doorbells::Doorbells;
+use crate::rdma::kept::Kept;
 use crate::rdma::packet::{Addresses, Fabric, NotSent, Packet, Route};
 use crate::rdma::verbs::{Destination, Path, Peer};
 use crate::testing::{BASE, Memory};
@@ -86,6 +87,27 @@ pub(super) struct Bench {
     answered: u32,
     /// Entries taken from each completion queue.
     taken: [u32; 8],
+    kept: Option<Arc<Kept>>,
+    doorbells: Arc<Doorbells>,
+    /// Commands are executed and kept, and the driver does not hear of it.
+    pub(super) half: bool,
+    /// First block of the last command.
+    last: u16,
+}
+
+fn spec() -> RdmaSpec {
+    RdmaSpec {
+        face: RdmaFace::Erdma,
+        link: RdmaLinkLayer::Ethernet,
+        mac: [2, 0, 0, 0, 0, 9],
+        mtu: 1500,
+        guid: 1,
+        lid: 0,
+        bar: 0,
+        mapped_doorbells: false,
+        link_up: true,
+        windows: false,
+    }
 }
 
 impl Bench {
@@ -93,28 +115,62 @@ impl Bench {
     pub(super) fn new() -> Self {
         let mut bench = Self::without_driver();
         bench.begin();
-        let created = bench.command((1, 0), &[(8, CEQ as u32), (16, 0x0106_0101)]);
-        assert_eq!(created, Ok([0; 2]));
+        bench.create_eq();
         bench
+    }
+
+    fn create_eq(&mut self) {
+        let created = self.command((1, 0), &[(8, CEQ as u32), (16, 0x0106_0101)]);
+        assert_eq!(created, Ok([0; 2]));
+    }
+
+    /// The same with a device whose objects outlive the process.
+    pub(super) fn kept() -> Self {
+        let mut bench = Self::without_driver();
+        let kept = Kept::create().unwrap();
+        bench.device.keep_in(kept.clone());
+        bench.kept = Some(kept);
+        bench.begin();
+        bench.create_eq();
+        bench
+    }
+
+    /// A driver that begins after a reset.
+    pub(super) fn begin_again(&mut self) {
+        self.producer = 0;
+        self.answered = 0;
+        self.taken = [0; 8];
+        self.memory.write(RECORDS, &[0; 0x1000]);
+        self.memory.write(CQS, &[0; 0x8000]);
+        self.begin();
+        self.create_eq();
+    }
+
+    /// Another process takes the place of this one.
+    pub(super) fn die(&mut self) {
+        let kept = self.kept.take().unwrap();
+        let kept = Kept::open(kept.fd().try_clone_to_owned().unwrap()).unwrap();
+        let saved = self.registers.save();
+        self.registers = Registers::new(spec().mac, self.doorbells.clone());
+        assert!(self.registers.restore(&saved));
+        self.device = Device::new(spec(), PATH.peer, Irqs::new(32), self.doorbells.clone());
+        let memory = self.reader.pin();
+        let mut cx = Context {
+            memory: &memory,
+            fabric: &mut self.fabric,
+            now: self.now,
+        };
+        let setup = self.registers.begun();
+        let restored = self.device.restore(&kept, setup.as_ref(), &mut cx);
+        restored.unwrap();
+        self.kept = Some(kept);
     }
 
     pub(super) fn without_driver() -> Self {
         let memory = Memory::new();
         let doorbells = Arc::new(Doorbells::default());
-        let spec = RdmaSpec {
-            face: RdmaFace::Erdma,
-            link: RdmaLinkLayer::Ethernet,
-            mac: [2, 0, 0, 0, 0, 9],
-            mtu: 1500,
-            guid: 1,
-            lid: 0,
-            bar: 0,
-            mapped_doorbells: false,
-            link_up: true,
-            windows: false,
-        };
-        let registers = Registers::new(spec.mac, doorbells.clone());
-        let device = Device::new(spec, PATH.peer, Irqs::new(32), doorbells);
+        let registers = Registers::new(spec().mac, doorbells.clone());
+        let device = Device::new(spec(), PATH.peer, Irqs::new(32), doorbells.clone());
         Self {
             reader: memory.table.reader(),
             fabric: Loop {
@@ -126,6 +182,10 @@ impl Bench {
             memory,
             registers,
             device,
+            kept: None,
+            half: false,
+            last: 0,
+            doorbells,
             now: Instant::now(),
             producer: 0,
             answered: 0,
@@ -154,8 +214,19 @@ impl Bench {
 
     /// Executes a command of 32-bit words at offsets, and takes its completion.
     pub(super) fn command(&mut self, (module, opcode): (u8, u8), words: &[(usize, u32)]) -> Answer {
-        let first = self.producer;
         self.raw_command((module, opcode), words);
+        self.answer()
+    }
+
+    /// Rings for the last command again, and takes its completion.
+    pub(super) fn finish(&mut self) -> Answer {
+        self.ring_commands();
+        self.answer()
+    }
+
+    /// The next completion, which is that of the last command.
+    fn answer(&mut self) -> Answer {
+        let first = self.last;
         self.fabric.addresses = self.device.addresses().clone();
         let entry = self
             .memory
@@ -185,7 +256,13 @@ impl Bench {
         }
         let at = COMMANDS + 32 * u64::from(self.producer % 512);
         self.memory.write(at, &bytes);
+        self.last = self.producer;
         self.producer = next;
+        self.ring_commands();
+    }
+
+    fn ring_commands(&mut self) {
+        let next = self.producer;
         let rung = self.registers.write(0x200, &u64::from(next).to_le_bytes());
         assert_eq!(rung, Action::Commands(next));
         let memory = self.reader.pin();
@@ -196,7 +273,14 @@ impl Bench {
         };
         while let Some(command) = self.device.next_command(next, &memory) {
             let path = self.device.destination(&command).map(|_| PATH);
-            self.device.execute(&command, path, &mut cx);
+            match self.half {
+                true => {
+                    let result = self.device.dispatch(&command, path, &mut cx);
+                    self.device.keep_command(&command, result);
+                    return;
+                }
+                false => self.device.execute(&command, path, &mut cx),
+            }
         }
     }
 
@@ -261,14 +345,19 @@ impl Bench {
     /// Two queue pairs, 2 and 3, that are connected to each other, and the region 7 of all of [`DATA`].
     pub(super) fn connected(program: bool) -> Self {
         let mut bench = Self::new();
-        bench.create_cq(1).unwrap();
-        for qpn in [2, 3] {
-            bench.create_qp(qpn, program).unwrap();
-        }
-        bench.connect(2, 3);
-        bench.connect(3, 2);
-        bench.register(7, 0x1f).unwrap();
+        bench.connect_all(program);
         bench
+    }
+
+    /// The same on a driver that has begun.
+    pub(super) fn connect_all(&mut self, program: bool) {
+        self.create_cq(1).unwrap();
+        for qpn in [2, 3] {
+            self.create_qp(qpn, program).unwrap();
+        }
+        self.connect(2, 3);
+        self.connect(3, 2);
+        self.register(7, 0x1f).unwrap();
     }
 
     /// A region of 1 MiB from [`DATA`] on.

@@ -5,4 +5,5 @@ mod commands;
 mod datagrams;
 mod errors;
 mod random;
+mod successor;
 mod work;
