@@ -272,8 +272,10 @@ fn what_was_written_without_an_om_comes_to_the_next_by_itself_also_behind_a_rese
     written.unwrap();
     let command = pci::read16(pair.a.vmm.as_mut(), 0x04).unwrap();
     assert_eq!(command & 0b110, 0, "it was reset before");
-    pair.start(Setup::default(), Setup::default());
-    pair.works();
+    pair.a.forget();
+    pair.a.switch_on().unwrap();
+    pair.a.start(Setup::default()).unwrap();
+    receive_until_works(&mut pair.a, &mut pair.b);
 }
 
 #[test]
