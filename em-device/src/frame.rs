@@ -163,6 +163,7 @@ pub struct Frame<'a> {
 
 impl<'a> Frame<'a> {
     /// A frame that consists of `parts` in order.
+    #[inline]
     pub fn new(meta: FrameMeta, parts: &'a [VolatileSlice<'a>]) -> Self {
         let len = parts
             .iter()

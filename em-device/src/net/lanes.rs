@@ -38,6 +38,7 @@ impl Lane<'_, '_> {
     }
 }
 
+#[allow(clippy::large_enum_variant)] // few, made in place, and not to be allocated
 enum Slot<'s, 'v> {
     Idle(&'s mut NetQueue),
     Busy(Lane<'s, 'v>),

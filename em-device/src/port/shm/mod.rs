@@ -31,6 +31,7 @@ mod tests;
 
 use self::consumer::Consumer;
 use self::producer::{Producer, Pushed};
+use self::record::Header;
 use self::ring_mem::RingMem;
 use self::wake::Bell;
 use super::counters::Counters;
@@ -193,17 +194,18 @@ impl ShmPort {
             ..
         } = self;
         *held = false;
-        let batch = consumer.batch(budget, &mut |header, parts| {
+        let batch = consumer.batch(budget, &mut |words, parts| {
+            let frame = Frame::new(Header::from_words(words).meta, parts);
             let [bytes] = parts;
             if bytes.len() < MIN_FRAME {
                 counters.dropped("bad_length");
                 return true;
             }
-            if header.meta.check(bytes.len()).is_err() {
+            if frame.meta.check(bytes.len()).is_err() {
                 counters.dropped("bad_offloads");
                 return true;
             }
-            match sink.frame(&Frame::new(header.meta, parts)) {
+            match sink.frame(&frame) {
                 Rx::Taken => {
                     counters.received(bytes.len());
                     true
