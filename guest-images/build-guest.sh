@@ -5,11 +5,12 @@
 #   vmlinux              the same kernel unpacked, which QEMU starts directly (PVH) and sooner
 #   initramfs.cpio.lz4   the root
 # --kernel backports   the kernel of trixie-backports (7.0 or newer), and guest-images/gpudirect.c as a program
+# --erdma     that kernel and Linux's erdma driver for it, which Debian's kernels leave out; see build-erdma.sh
 # --out DIR   copy them to DIR as well, and print DIR
 # --refresh   make the guest anew from today's packages
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-copy='' backports='' programs=()
+copy='' backports='' erdma='' programs=()
 while [ $# -gt 0 ]; do
   case $1 in
     --out)
@@ -21,9 +22,10 @@ while [ $# -gt 0 ]; do
       backports=1
       shift
       ;;
+    --erdma) erdma=1 ;;
     --refresh) refresh=1 ;;
     -h | --help) usage; exit 0 ;;
-    *) die "unknown argument \`$1\`; there are --kernel backports, --out DIR and --refresh" ;;
+    *) die "unknown argument \`$1\`; there are --kernel backports, --erdma, --out DIR and --refresh" ;;
   esac
   shift
 done
@@ -34,7 +36,10 @@ modules="virtio_pci virtio_net virtio_blk 8021q bridge tun veth dummy rdma_rxe i
 modules+=" mlx5_core mlx5_ib vfio_pci vfio_iommu_type1 ext4 squashfs overlay crc32_generic crc32c_generic"
 
 name=guest options=()
-if [ -n "$backports" ]; then
+if [ -n "$erdma" ]; then
+  [ -z "$backports" ] || die "--erdma is the kernel of backports already; leave --kernel away"
+  name=guest-erdma backports=1
+elif [ -n "$backports" ]; then
   name=guest-backports
   programs=("$here/gpudirect.c")
   packages+=,libc6-dev,libibverbs-dev
@@ -55,7 +60,7 @@ build_programs() {
     cc -O2 -Wall --sysroot="$root" -B"$libraries/" -L"$libraries" -o "$root/usr/bin/$(basename "$source" .c)" "$source" -libverbs >>"$log" 2>&1 \
       || die "$source cannot be built (log: $log)"
   done
-  find "$root/usr/lib" \( -name '*.a' -o -name '*.o' \) -delete
+  [ ${#programs[@]} = 0 ] || find "$root/usr/lib" \( -name '*.a' -o -name '*.o' \) -delete
 }
 
 # unpack_kernel BZIMAGE ELF: the zstd payload of a bzImage, found by its boot header (Documentation/arch/x86/boot.rst:
@@ -106,6 +111,10 @@ make_guest() {
   find "$work/modules" -name '*.ko.zst' -exec zstd -q -d --rm {} +
   rm -rf "${all:?}"
   mv "$work/modules" "$all"
+  if [ -n "$erdma" ]; then
+    built=$("$here/build-erdma.sh" ${refresh:+--refresh} "$version" | tail -n1)
+    install -D -m 644 "$built/erdma.ko" "$all/updates/erdma.ko"
+  fi
   depmod -b "$root" "$version" 2>>"$log"
 
   say "leaving out what the guest does not need"
@@ -136,7 +145,7 @@ make_guest() {
   say "guest: kernel $version, initramfs $(du -h "$work/initramfs.cpio.lz4" | cut -f1)"
 }
 
-begin "$name" "$here/build-guest.sh" "$here/common.sh" "$here/init" "$here/agent.sh" "${programs[@]}"
+begin "$name" "$here/build-guest.sh" "$here/common.sh" "$here/init" "$here/agent.sh" "${programs[@]}" ${erdma:+"$here/build-erdma.sh"}
 if [ "$fresh" = yes ]; then
   make_guest
   publish

@@ -30,7 +30,7 @@ if [ "$seconds" = 0 ]; then
   exec "$programs/$1" "$2"
 fi
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(mlx5_device vfio_user_stream virtio_net_packed_ring virtio_net_split_ring)
+[ ${#targets[@]} -gt 0 ] || targets=(mlx5_device vfio_user_stream vhost_user_messages virtio_net_packed_ring virtio_net_split_ring)
 failed=0
 for target in "${targets[@]}"; do
   mkdir -p "found/$target" "artifacts/$target"

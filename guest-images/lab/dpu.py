@@ -45,6 +45,9 @@ class MemoryFunction:
 class RdmaFunction:
     """An RDMA function of one guest, on the EM of its virtio-net function."""
 
+    # What the guest's kernel loads for it, and the driver that then has it.
+    modules, driver = ("mlx5_ib",), "mlx5_core"
+
     def __init__(self, index, link_type="ethernet", mtu=1500, mapped_doorbells=True):
         self.em, self.name, self.vm = f"em{index}", f"rdma{index}", f"vm{index}"
         self.mac = f"02:00:00:01:00:{index + 1:02x}"
@@ -57,6 +60,23 @@ class RdmaFunction:
         return (f'  [[em.function]]\n  name = "{self.name}"\n'
                 f'  kind = "rdma"\n  vm = "{self.vm}"\n  mac = "{self.mac}"\n  link_type = "{self.link_type}"\n  mtu = {self.mtu}\n'
                 f'  mapped_doorbells = {str(self.mapped_doorbells).lower()}\n  network = "lab"\n')
+
+
+class ErdmaFunction(RdmaFunction):
+    """An RDMA function with the face of Alibaba's erdma. Its network interface is the guest's virtio-net function, which
+    the driver finds by the MAC address."""
+
+    modules, driver = ("ib_uverbs", "rdma_ucm", "erdma"), "erdma"
+
+    def __init__(self, index, mtu=1500):
+        super().__init__(index, "erdma", mtu)
+        net = Function(index)
+        self.name, self.mac, self.ip = f"erdma{index}", net.mac, net.ip
+
+    def toml(self):
+        """This function as a table of the OM's file, below that of its EM."""
+        return (f'  [[em.function]]\n  name = "{self.name}"\n'
+                f'  kind = "erdma"\n  mac = "{self.mac}"\n  mtu = {self.mtu}\n  network = "lab"\n')
 
 
 class Dpu:

@@ -48,6 +48,9 @@ def arguments(argv):
                         "device of its own (default vfio-user)")
     p.add_argument("--no-rdma-function", action="store_true",
                    help="leave the RDMA functions away: virtio-net and soft RoCE on it only")
+    p.add_argument("--erdma", action="store_true",
+                   help="RDMA functions with the face of Alibaba's erdma instead of mlx5's, beside the virtio-net function "
+                        "of the same MAC address; takes the kernel of trixie-backports and builds the driver for it")
     p.add_argument("--rdma-link", choices=("ethernet", "infiniband"), default="ethernet",
                    help="what the port of an RDMA function is (default ethernet)")
     p.add_argument("--trapped-doorbells", dest="mapped_doorbells", action="store_false",
@@ -68,6 +71,9 @@ def arguments(argv):
     if not 1 <= args.queue_pairs <= 32:
         raise LabError(f"--queue-pairs {args.queue_pairs} is out of range; give 1 to 32")
     args.memory = args.memory or ("1G" if args.gpudirect else "512M")
+    if args.erdma and (args.image or args.kernel or args.no_rdma_function or args.gpudirect):
+        raise LabError("--erdma needs the lab's own guests and their RDMA functions, and its driver has no dma-buf; leave "
+                       "--image, --kernel, --no-rdma-function and --gpudirect away")
     if args.gpudirect and (args.image or args.kernel or args.no_rdma_function):
         raise LabError("--gpudirect needs the lab's own guests and their RDMA functions; leave --image, --kernel and "
                        "--no-rdma-function away")
@@ -92,10 +98,15 @@ def arguments(argv):
     return args
 
 
+def rdma_kind(args):
+    """What RDMA functions the guests get, as `Lab` has it."""
+    return "erdma" if args.erdma else None if args.no_rdma_function else args.rdma_link
+
+
 def bring_up_rdma(lab):
     """Names of the RDMA functions' devices in the guests; none without RDMA functions."""
     if lab.rdma_functions:
-        host.say("loading mlx5_ib in the guests")
+        host.say(f"loading {lab.rdma_functions[0].modules[-1]} in the guests")
     return lab.bring_up_rdma()
 
 
@@ -249,7 +260,7 @@ def main_job(args):
     memory = host.size_mib(args.memory)
     host.check_memory(args.guests, memory + (args.gpu_mib or 0))
     begin = time.monotonic()
-    qemu, boot = find_parts(args.kernel, "backports" if args.gpudirect else None)
+    qemu, boot = find_parts(args.kernel, "erdma" if args.erdma else "backports" if args.gpudirect else None)
     boots = None
     if args.image:
         def boots(run_dir):
@@ -258,7 +269,7 @@ def main_job(args):
     host.say(f"starting one OM, {args.guests} EMs and {args.guests} guests")
     with Lab(qemu, boot, args.guests, accel, memory, args.cpus, args.mtu, args.queue_pairs,
              extra=args.qemu_arg, keep=args.keep, boots=boots,
-             rdma=None if args.no_rdma_function else args.rdma_link,
+             rdma=rdma_kind(args),
              mapped_doorbells=args.mapped_doorbells, gpu_mib=args.gpu_mib, face=args.face) as lab:
         booted = time.monotonic()
         lab.wait_ready(600 if args.image else 180)
@@ -282,7 +293,7 @@ def main_job(args):
             print(table(header, rows))
         if args.json:
             write_json(args.json, {"accel": accel, "mtu": args.mtu, "guests": args.guests, "face": args.face,
-                                   "rdma_function": None if args.no_rdma_function else args.rdma_link,
+                                   "rdma_function": rdma_kind(args),
                                    "mapped_doorbells": args.mapped_doorbells,
                                    "seconds": time.monotonic() - begin, "results": results})
         if args.keep:

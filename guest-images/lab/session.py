@@ -5,18 +5,22 @@ import shutil
 import tempfile
 
 from . import host, rdma
-from .dpu import Dpu, Function, MemoryFunction, RdmaFunction
+from .dpu import Dpu, ErdmaFunction, Function, MemoryFunction, RdmaFunction
 from .errors import LabError
 from .vm import IOMMU, SWITCH, Boot, Vm, dpu_nic, vhost_nic
 
 
+# How build-guest.sh makes each kind of image.
+FLAVOURS = {None: (), "backports": ("--kernel", "backports"), "erdma": ("--erdma",)}
+
+
 def find_parts(kernel=None, flavour=None):
-    """Set-up: `(qemu, boot)` from the cached QEMU and guest image, made where they are missing. `flavour`: that of the
-    image's kernel, see build-guest.sh."""
+    """Set-up: `(qemu, boot)` from the cached QEMU and guest image, made where they are missing. `flavour`:
+    `backports` or `erdma`, see build-guest.sh."""
     host.say("QEMU with vfio-user (made once, then cached)")
     qemu = host.script("get-qemu.sh")
     host.say("guest image (made once, then cached)")
-    image = host.script("build-guest.sh", *(["--kernel", flavour] if flavour else []))
+    image = host.script("build-guest.sh", *FLAVOURS[flavour])
     # The unpacked kernel starts about a second sooner under emulation.
     own = next(k for k in ("vmlinux", "vmlinuz") if os.path.exists(os.path.join(image, k)))
     boot = Boot(kernel or os.path.join(image, own), next(
@@ -24,26 +28,36 @@ def find_parts(kernel=None, flavour=None):
     return qemu, boot
 
 
+def make_rdma(index, kind, mtu, mapped_doorbells):
+    """The RDMA function of guest `index`."""
+    if kind == "erdma":
+        return ErdmaFunction(index, mtu)
+    return RdmaFunction(index, kind, mtu, mapped_doorbells)
+
+
 class Lab:
     """`with Lab(...) as lab:` brings everything up and takes all of it down again."""
 
     def __init__(self, qemu, boot, guests=2, accel="tcg", memory=512, cpus=1, mtu=1500, queue_pairs=1,
                  queue_size=256, rxe=True, extra=(), keep=False, boots=None, rdma=None,
-                 mapped_doorbells=True, gpu_mib=None, face="vfio-user"):
-        """`rdma`: link type of an RDMA function that each guest gets beside its virtio-net function, or None.
+                 mapped_doorbells=True, gpu_mib=None, face="vfio-user", iommu=None):
+        """`rdma`: what RDMA function each guest gets beside its virtio-net function: `ethernet` or `infiniband`, a port
+        of that kind under mlx5; `erdma`, which takes a boot of that flavour; None; or a list with one for each guest.
         `gpu_mib`: size of a memory function that each guest gets, behind one PCIe switch with its RDMA function and
         with an IOMMU, so that it can be used from there; or None. `face`: what QEMU sees of the virtio-net functions,
-        `vfio-user` or `vhost-user`, or a list with one for each guest."""
+        `vfio-user` or `vhost-user`, or a list with one for each guest. `iommu`: `translate` for an IOMMU through which
+        all drivers of a guest go; with a memory function the IOMMU is there for user space only."""
         self.run_dir = tempfile.mkdtemp(prefix="distdpu-")
         self.keep, self.failed = keep, False
         faces = [face] * guests if isinstance(face, str) else face
         self.functions = [Function(i, mtu, queue_pairs, queue_size, face=faces[i]) for i in range(guests)]
-        self.rdma_functions = [RdmaFunction(i, rdma, mtu, mapped_doorbells) for i in range(guests)] if rdma else []
+        kinds = [rdma] * guests if isinstance(rdma, str) else rdma or []
+        self.rdma_functions = [make_rdma(i, kind, mtu, mapped_doorbells) for i, kind in enumerate(kinds)]
         self.memory_functions = [MemoryFunction(i, gpu_mib) for i in range(guests)] if gpu_mib else []
         self.dpu = Dpu(self.run_dir, self.functions + self.rdma_functions + self.memory_functions, keep)
         self.settings = dict(qemu=qemu, accel=accel, memory=memory, cpus=cpus, extra=extra, keep=keep)
         self.boots = boots(self.run_dir) if boots else [boot] * guests
-        self.rxe, self.mtu = rxe, mtu
+        self.rxe, self.mtu, self.iommu = rxe, mtu, iommu
         self.vms = [self.make_vm(i) for i in range(guests)]
 
     def make_vm(self, index):
@@ -59,8 +73,11 @@ class Lab:
         if self.memory_functions:
             nics = [IOMMU, SWITCH] + nics
             line += " intel_iommu=on iommu=pt"
+        elif self.iommu:
+            nics = [IOMMU] + nics
+            line += " intel_iommu=on iommu=nopt"
         return Vm(f"vm{index}", self.run_dir, boot=self.boots[index], nics=nics, command_line=line,
-                  machine="kernel-irqchip=split" if self.memory_functions else None, **self.settings)
+                  machine="kernel-irqchip=split" if self.memory_functions or self.iommu else None, **self.settings)
 
     def replace_vm(self, index):
         """A new guest in the place of one that ended."""

@@ -89,6 +89,15 @@ impl Rdma {
     }
 }
 
+/// What a guest sees of its RDMA function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RdmaFace {
+    /// `rdma0` and so on: a ConnectX with an Ethernet port.
+    Mlx5,
+    /// `erdma0` and so on: Alibaba's erdma, with the virtio-net function `net0` and so on of the same MAC address.
+    Erdma,
+}
+
 /// A running DPU. Dropping it ends its processes and removes its files.
 #[derive(Debug)]
 pub struct Dpu {
@@ -313,6 +322,25 @@ impl Dpu {
         Self::run(plan.functions * (1 + plan.memory), text, env, false)
     }
 
+    /// Starts an OM for RDMA functions of these faces on one Ethernet, each in the EM `em0` and so on. Doorbell pages
+    /// of a ConnectX may be mapped.
+    ///
+    /// # Errors
+    /// The programs are not built, or did not come up.
+    pub fn start_faces(faces: &[RdmaFace], mapped_doorbells: bool) -> Result<Self> {
+        let of = |face: &RdmaFace| match face {
+            RdmaFace::Mlx5 => 1,
+            RdmaFace::Erdma => 2,
+        };
+        let text = |directory: &Path| faces_config(directory, faces, mapped_doorbells);
+        Self::run(faces.iter().map(of).sum(), text, &[], false)
+    }
+
+    /// The vfio-user socket of function `erdmaN`.
+    pub fn erdma_socket(&self, index: usize) -> PathBuf {
+        self.directory.path().join(format!("erdma{index}.sock"))
+    }
+
     /// The vfio-user socket of function `rdmaN`.
     pub fn rdma_socket(&self, index: usize) -> PathBuf {
         self.directory.path().join(format!("rdma{index}.sock"))
@@ -493,7 +521,32 @@ fn rdma_config(directory: &Path, plan: Rdma, em: &Path) -> String {
     text
 }
 
-/// MAC address of `rdmaN`.
+/// The OM's file for RDMA functions of these faces.
+fn faces_config(directory: &Path, faces: &[RdmaFace], mapped_doorbells: bool) -> String {
+    let mut text = format!(
+        "[dpu]\nrun_dir = \"{}\"\n\n[[network]]\nname = \"lab\"\n",
+        directory.display()
+    );
+    for (index, face) in faces.iter().enumerate() {
+        let _ = write!(text, "\n[[em]]\nname = \"em{index}\"\n");
+        let mapped = format!("rdma\"\n  mapped_doorbells = {mapped_doorbells}\n");
+        let functions = match face {
+            RdmaFace::Mlx5 => vec![("rdma", mapped.as_str())],
+            RdmaFace::Erdma => vec![("net", "virtio-net\"\n"), ("erdma", "erdma\"\n")],
+        };
+        for (name, kind) in functions {
+            let _ = write!(
+                text,
+                "\n  [[em.function]]\n  name = \"{name}{index}\"\n  mac = \"02:00:00:00:01:{:02x}\"\n  \
+                 network = \"lab\"\n  vm = \"vm{index}\"\n  kind = \"{kind}",
+                index + 1,
+            );
+        }
+    }
+    text
+}
+
+/// MAC address of `rdmaN` and `erdmaN`.
 pub fn rdma_mac(index: usize) -> [u8; 6] {
     [2, 0, 0, 0, 1, index as u8 + 1]
 }

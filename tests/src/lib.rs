@@ -15,6 +15,7 @@ pub mod client;
 pub mod compat;
 pub mod device_memory;
 pub mod dpu;
+pub mod erdma;
 pub mod error;
 pub mod manager;
 pub mod mapped;

@@ -30,6 +30,7 @@ CANNOT = {
     "test_relaxed_ordering.RoTestCase.test_ro_xrc_traffic": XRC,
     "test_rdmacm.CMTestCase.test_rdmacm_async_multicast_traffic": MULTICAST,
     "test_rdmacm.CMTestCase.test_rdmacm_async_ex_multicast_traffic": MULTICAST,
+    "test_rdmacm.CMTestCase.test_rdmacm_async_ex_leave_multicast_traffic": MULTICAST,
 }
 # What the driver logs about those.
 EXPECTED = ("CREATE_QP(0x500)", "MODIFY_CQ(0x403)", "Create QP type 10", "ATTACH_TO_MCG", "failed attaching QPN",

@@ -58,7 +58,7 @@ def reload_driver(ctx, times):
     ctx.lab.bring_up_rdma()
     for _ in range(times):
         vm.must("modprobe -r mlx5_ib && modprobe -r mlx5_core", 60)
-        assert not vm.must(rdma.FIND).split()
+        assert not rdma.devices(vm)
         rdma.bring_up(vm, ctx.lab.rdma_functions[0])
     clean(vm)
     works(ctx)

@@ -12,7 +12,7 @@ def test_driver_unloads_and_loads_twenty_times(ctx):
 def test_driver_unbinds_under_traffic(ctx):
     """The server's driver is taken from its device: the peer's writes end with retry exceeded, then all works again."""
     ident = start_traffic(ctx)
-    ctx.lab.vms[0].must("d=$(basename $(readlink /sys/class/infiniband/$(" + rdma.FIND + " | head -n1)/device)); "
+    ctx.lab.vms[0].must(f"d=$(basename $(readlink /sys/class/infiniband/{rdma.device(ctx.lab.vms[0])}/device)); "
                         "cd /sys/bus/pci/drivers/mlx5_core; echo $d > unbind; sleep 1; echo $d > bind", 60)
     expect_retry_exceeded(ctx, ident)
     works(ctx)

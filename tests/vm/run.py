@@ -22,7 +22,7 @@ MODULES = ("main_job", "network", "rdma", "rdma_function", "rdma_ethernet", "rdm
            "recovery", "rdma_recovery", "rdma_recovery_ethernet", "vhost_user", "gpudirect")
 # Run when named: they take minutes each.
 NAMED = ("sessions", "rdma_function_more", "rdma_ethernet_more", "rdma_function_life_more", "applications", "own_image",
-         "gpudirect_lazy", "rdma_core")
+         "gpudirect_lazy", "guest_iommu", "rdma_core", "erdma", "erdma_more", "erdma_mlx5")
 
 
 class Context:

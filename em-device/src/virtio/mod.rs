@@ -25,7 +25,8 @@ pub mod feature {
     pub const EVENT_IDX: u64 = 1 << 29;
     /// A driver of virtio 1.0 or later.
     pub const VERSION_1: u64 = 1 << 32;
-    /// The device reaches the driver's memory by the platform's rules: through an IOMMU where there is one.
+    /// The device reaches the driver's memory by the platform's rules: through an IOMMU where there is one (§6.1). The
+    /// VMM maps what that lets through, so a device that knows nothing but these maps keeps the rules.
     pub const ACCESS_PLATFORM: u64 = 1 << 33;
     /// The packed layout of virtqueues (§2.8).
     pub const RING_PACKED: u64 = 1 << 34;
@@ -40,6 +41,7 @@ pub mod feature {
     pub const OFFERED: u64 = INDIRECT_DESC
         | EVENT_IDX
         | VERSION_1
+        | ACCESS_PLATFORM
         | RING_PACKED
         | IN_ORDER
         | NOTIFICATION_DATA

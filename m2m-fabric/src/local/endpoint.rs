@@ -5,7 +5,7 @@
 //! register accesses. Whoever finds that the connection cannot go on tells the [`Link`], which shuts
 //! the socket down, which wakes the reader, which takes everything else down.
 
-use super::socket::{Received, Socket, frame_buffer};
+use super::socket::{Received, Socket};
 use crate::error::FabricError;
 use crate::fabric::{Fabric, Handler, PeerInfo, RegisterPort};
 use crate::inbox::Message;
@@ -102,7 +102,7 @@ impl Shared {
 
     fn read_until_down(&self, handler: &dyn Handler) -> Result<(), FabricError> {
         let interval = Duration::from_millis(HEARTBEAT_INTERVAL_MS);
-        let mut buffer = frame_buffer();
+        let mut buffer = Vec::new();
         let mut sequence = 0;
         let mut next_heartbeat = Instant::now();
         loop {

@@ -90,8 +90,15 @@ impl Socket {
         }
     }
 
-    /// Takes the next frame, if one is there. After an error the connection cannot go on.
-    pub(super) fn receive(&self, buffer: &mut [u8]) -> Result<Received, FabricError> {
+    /// Takes the next frame, if one is there, into a buffer that grows with the largest so far: frames are small but
+    /// may be large, and an OM has a buffer for each EM. After an error the connection cannot go on.
+    pub(super) fn receive(&self, buffer: &mut Vec<u8>) -> Result<Received, FabricError> {
+        match self.next_length()? {
+            // One more than allowed is cut off, and an error below.
+            Some(length) if length > buffer.len() => buffer.resize(length.min(MAX_FRAME_BYTES), 0),
+            Some(_) => {}
+            None => return Ok(Received::Nothing),
+        }
         let mut space = [MaybeUninit::uninit(); CMSG_BYTES];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let message = loop {
@@ -139,13 +146,27 @@ impl Socket {
         Ok(Received::Frame(frame, fds))
     }
 
+    /// Bytes of the next packet, if one is there.
+    fn next_length(&self) -> Result<Option<usize>, FabricError> {
+        let flags = RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT;
+        loop {
+            match rustix::net::recv(&self.fd, &mut [0; 1], flags) {
+                Ok((_, length)) => return Ok(Some(length)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::CONNRESET | Errno::PIPE) => return Err(FabricError::PeerClosed),
+                Err(error) => return Err(FabricError::io("receive from the peer")(error)),
+            }
+        }
+    }
+
     /// Waits for a frame until `deadline`; `Full` never comes from here.
     pub(super) fn receive_until(
         &self,
         timeout: Duration,
     ) -> Result<(Frame, Vec<OwnedFd>), FabricError> {
         let deadline = Instant::now() + timeout;
-        let mut buffer = frame_buffer();
+        let mut buffer = Vec::new();
         loop {
             if let Received::Frame(frame, fds) = self.receive(&mut buffer)? {
                 return Ok((frame, fds));
@@ -170,11 +191,6 @@ impl Socket {
     }
 }
 
-/// A buffer that tells a frame of the largest size from a longer packet.
-pub(super) fn frame_buffer() -> Box<[u8]> {
-    vec![0; MAX_FRAME_BYTES].into_boxed_slice()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,7 +211,7 @@ mod tests {
     }
 
     fn receive(socket: &Socket) -> Result<Received, FabricError> {
-        socket.receive(&mut frame_buffer())
+        socket.receive(&mut Vec::new())
     }
 
     /// Sends `fds` copies of a descriptor, beyond what `send` allows.

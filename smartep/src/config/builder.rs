@@ -96,6 +96,15 @@ pub struct ConfigBuilder {
     pub capabilities: Vec<Capability>,
 }
 
+/// All up to the last byte that is not zero: most of the 4096 bytes of a configuration space are, and an OM holds many.
+fn without_zeros(bytes: &[u8]) -> Vec<u8> {
+    let end = bytes
+        .iter()
+        .rposition(|&byte| byte != 0)
+        .map_or(0, |last| last + 1);
+    bytes.get(..end).unwrap_or_default().to_vec()
+}
+
 impl ConfigBuilder {
     /// Lays everything out. INTx is not offered (pin 0), nor an expansion ROM.
     pub fn build(&self) -> Result<ConfigSpace, ConfigError> {
@@ -119,10 +128,10 @@ impl ConfigBuilder {
         space.put8(0x3c, 0, 0xff);
         let (msix, pcie) = self.capabilities(&mut space)?;
         Ok(ConfigSpace {
-            initial: space.bytes.clone(),
+            initial: without_zeros(&space.bytes),
             bytes: space.bytes,
-            writable: space.writable,
-            clears: space.clears,
+            writable: without_zeros(&space.writable),
+            clears: without_zeros(&space.clears),
             msix,
             pcie,
         })

@@ -68,6 +68,7 @@ impl ConfigState {
 #[derive(Debug, Clone)]
 pub struct ConfigSpace {
     bytes: Vec<u8>,
+    /// Values after power-on. Zeros follow, as in the two below.
     initial: Vec<u8>,
     /// Bits that a write changes.
     writable: Vec<u8>,
@@ -97,13 +98,11 @@ impl ConfigSpace {
             let Some(at) = usize::try_from(offset).ok().and_then(|o| o.checked_add(i)) else {
                 break;
             };
-            let (Some(byte), Some(&mask), Some(&clears)) = (
-                self.bytes.get_mut(at),
-                self.writable.get(at),
-                self.clears.get(at),
-            ) else {
+            let Some(byte) = self.bytes.get_mut(at) else {
                 break;
             };
+            let [mask, clears] =
+                [&self.writable, &self.clears].map(|bits| bits.get(at).copied().unwrap_or(0));
             *byte = (*byte & !mask | value & mask) & !(value & clears);
             // Initiate Function Level Reset: the top bit of Device Control, always read as zero.
             flr |= self.pcie.is_some_and(|cap| at == cap + 9)
@@ -117,7 +116,9 @@ impl ConfigSpace {
 
     /// Back to the values after power-on.
     pub fn reset(&mut self) -> ConfigState {
-        self.bytes.copy_from_slice(&self.initial);
+        let initial = self.initial.iter().copied().chain(std::iter::repeat(0));
+        let bytes = self.bytes.iter_mut().zip(initial);
+        bytes.for_each(|(byte, initial)| *byte = initial);
         self.state()
     }
 

@@ -24,6 +24,7 @@ pub const CTRL_MAC_ADDR: u64 = 1 << 23;
 pub const INDIRECT: u64 = 1 << 28;
 pub const EVENT_IDX: u64 = 1 << 29;
 pub const VERSION_1: u64 = 1 << 32;
+pub const ACCESS_PLATFORM: u64 = 1 << 33;
 pub const RING_PACKED: u64 = 1 << 34;
 pub const IN_ORDER: u64 = 1 << 35;
 pub const NOTIFICATION_DATA: u64 = 1 << 38;
@@ -67,6 +68,7 @@ pub const PACKED: u64 = LINUX | RING_PACKED;
 
 /// What the function has to offer at least.
 pub const OFFERED: u64 = LINUX
+    | ACCESS_PLATFORM
     | RING_PACKED
     | IN_ORDER
     | NOTIFICATION_DATA

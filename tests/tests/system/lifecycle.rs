@@ -6,8 +6,9 @@ use distdpu_tests::client::Client;
 use distdpu_tests::dpu::Net;
 use distdpu_tests::memory::{GuestMemory, Range, Shape};
 use distdpu_tests::pci;
+use distdpu_tests::ring::Ring;
 use distdpu_tests::time::{QUIET, SOON, wait_for};
-use distdpu_tests::virtio_net::features::PLAIN;
+use distdpu_tests::virtio_net::features::{ACCESS_PLATFORM, LINUX, PACKED, PLAIN};
 use distdpu_tests::virtio_net::{Guest, Setup, VirtioNet};
 use distdpu_tests::wire::{self, command};
 use rustix::process::{Pid, Signal, kill_process};
@@ -422,6 +423,80 @@ fn thousands_of_maps_come_and_go() {
     pair.a.start(small).unwrap();
     exchange(&mut pair.a, &mut pair.b, &flow(0, 1).frame(1514, 1));
     pair.works();
+}
+
+/// Pages of the buffers that a ring's descriptors name.
+fn pages_of(driver: &VirtioNet, ring: &Ring) -> Vec<Range> {
+    let address = |n: u64| driver.memory.bytes(ring.descriptors + 16 * n, 8).unwrap();
+    let named = (0..u64::from(ring.size)).map(|n| address(n).try_into().unwrap());
+    let named: Vec<_> = named.map(u64::from_le_bytes).collect();
+    let holds = |r: &Range| named.iter().any(|at| at.wrapping_sub(r.address) < r.len);
+    driver.memory.ranges().copied().filter(holds).collect()
+}
+
+/// Frames that were dropped because their buffers were not mapped.
+fn unmapped(pair: &Pair, queue: usize) -> u64 {
+    let stats = pair.dpu.ctl(&["stats"]).unwrap();
+    let drops = &stats["functions"][0]["queues"][queue]["drops"];
+    drops["chain-not-mapped"].as_u64().unwrap_or(0)
+}
+
+#[test]
+fn a_driver_behind_an_iommu_maps_pages_and_may_unmap_them_in_use() {
+    let guest = Guest {
+        shape: Shape::Pages,
+        memory: 16 << 20,
+        ..Guest::default()
+    };
+    let mut pair = Pair::with(Net::default(), guest);
+    for (round, layout) in [LINUX, PACKED].into_iter().enumerate() {
+        let setup = Setup {
+            features: layout | ACCESS_PLATFORM,
+            queue_size: 16,
+            receive_buffers: 16,
+            indirect: false,
+            ..Setup::default()
+        };
+        pair.start(setup, Setup::default());
+        assert_ne!(pair.a.features & ACCESS_PLATFORM, 0);
+        pair.works();
+        // Larger than a page wherever it begins.
+        exchange(&mut pair.a, &mut pair.b, &flow(0, 1).frame(9014, 1));
+        exchange(&mut pair.b, &mut pair.a, &flow(1, 0).frame(9014, 2));
+        for n in 0..32 {
+            exchange(&mut pair.a, &mut pair.b, &flow(0, 1).frame(500, n));
+        }
+        let pages = pages_of(&pair.a, &pair.a.transmit_rings[0]);
+        pages.iter().for_each(|page| {
+            pair.a.vmm.unmap(page.address, page.len).unwrap();
+        });
+        for n in 0..3 {
+            pair.a.send(&flow(0, 1).frame(500, 100 + n)).unwrap();
+            pair.a.drain(0).unwrap();
+        }
+        assert_eq!(unmapped(&pair, 1), 3 * (round as u64 + 1));
+        pages.iter().for_each(|page| {
+            pair.a.vmm.map(&pair.a.memory, page).unwrap();
+        });
+        pair.works();
+        // Buffers to receive into.
+        let pages = pages_of(&pair.a, &pair.a.receive_rings[0]);
+        let before = unmapped(&pair, 0);
+        pages.iter().for_each(|page| {
+            pair.a.vmm.unmap(page.address, page.len).unwrap();
+        });
+        pair.b.send(&flow(1, 0).frame(500, 7)).unwrap();
+        let counted = wait_for("the buffers to be found missing", SOON, || {
+            (unmapped(&pair, 0) > before).then_some(())
+        });
+        counted.unwrap();
+        pages.iter().for_each(|page| {
+            pair.a.vmm.map(&pair.a.memory, page).unwrap();
+        });
+        // They came back empty, which such a driver does not expect.
+        pair.a.start(setup).unwrap();
+        settles(&mut pair);
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 mod certificates;
 mod control_queue;
+mod erdma;
 mod fixture;
 mod hostile_driver;
 mod hostile_socket;

@@ -10,15 +10,17 @@ pub(super) const PROTOCOL_FEATURES: u64 = 1 << 30;
 /// Memory that the device writes is logged (`VHOST_F_LOG_ALL`).
 pub(super) const LOG_ALL: u64 = 1 << 26;
 
-/// What needs a control queue that the device itself serves, or notifications that carry data. A front end does not say
-/// which offloads its driver chose later.
+/// What needs a control queue that the device itself serves, or notifications that carry data; and a platform's
+/// translation, which a front end would have to be asked for. A front end does not say which offloads its driver chose
+/// later.
 const NOT_HERE: u64 = net::RSS
     | net::HASH_REPORT
     | net::NOTF_COAL
     | net::VQ_NOTF_COAL
     | net::DEVICE_STATS
     | net::CTRL_GUEST_OFFLOADS
-    | feature::NOTIFICATION_DATA;
+    | feature::NOTIFICATION_DATA
+    | feature::ACCESS_PLATFORM;
 
 /// What the front end does by itself when its driver takes it.
 const FRONT_END: u64 =
@@ -44,6 +46,8 @@ mod tests {
         assert_eq!(features & (net::CTRL_VQ | net::CTRL_RX), 0);
         assert_ne!(features & net::MQ, 0, "pairs are enabled by the front end");
         assert_eq!(OFFERED & net::CTRL_GUEST_OFFLOADS, 0, "nobody would say");
+        let platform = OFFERED & feature::ACCESS_PLATFORM;
+        assert_eq!(platform, 0, "nobody would translate");
     }
 
     #[test]

@@ -67,10 +67,13 @@ impl Consumer {
     /// Shows at most `budget` records to `take`, which returns whether the record is done with. The
     /// header was read once; the bytes may change at any time. The room is given back by
     /// [`Self::publish`] only.
+    ///
+    /// The slice goes by reference: a copy of it would be read in a wider piece than it was written in, for which a
+    /// processor waits until all stores before it are done, those to the guest's memory among them.
     pub(super) fn batch(
         &mut self,
         budget: usize,
-        take: &mut dyn FnMut(Header, VolatileSlice<'_>) -> bool,
+        take: &mut dyn FnMut(Header, &[VolatileSlice<'_>; 1]) -> bool,
     ) -> Result<usize, Corrupt> {
         if self.head == self.tail {
             self.refresh()?;
@@ -89,7 +92,7 @@ impl Consumer {
             ) else {
                 return Err(Corrupt::Record { len, waiting });
             };
-            if !take(header, bytes) {
+            if !take(header, &[bytes]) {
                 break;
             }
             self.head = self.head.wrapping_add(record_len(len) as u64);

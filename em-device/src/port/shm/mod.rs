@@ -169,9 +169,9 @@ impl ShmPort {
     ) -> usize {
         let counters = &mut self.counters;
         let batch = match &self.down {
-            None => self.consumer.batch(budget, &mut |_, bytes| {
+            None => self.consumer.batch(budget, &mut |_, [bytes]| {
                 counters.received(bytes.len());
-                take(bytes);
+                take(*bytes);
                 true
             }),
             Some(_) => Ok(0),
@@ -193,7 +193,8 @@ impl ShmPort {
             ..
         } = self;
         *held = false;
-        let batch = consumer.batch(budget, &mut |header, bytes| {
+        let batch = consumer.batch(budget, &mut |header, parts| {
+            let [bytes] = parts;
             if bytes.len() < MIN_FRAME {
                 counters.dropped("bad_length");
                 return true;
@@ -202,7 +203,7 @@ impl ShmPort {
                 counters.dropped("bad_offloads");
                 return true;
             }
-            match sink.frame(&Frame::new(header.meta, &[bytes])) {
+            match sink.frame(&Frame::new(header.meta, parts)) {
                 Rx::Taken => {
                     counters.received(bytes.len());
                     true
@@ -316,6 +317,7 @@ impl Port for ShmPort {
 
     fn receive(&mut self, budget: usize, sink: &mut dyn RxSink) -> usize {
         let count = self.receive_held(budget, sink);
+        sink.done();
         self.release();
         count
     }

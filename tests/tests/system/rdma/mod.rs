@@ -4,7 +4,7 @@ mod doorbells;
 mod errors;
 mod kept;
 mod om_change;
-mod transfer;
+pub(crate) mod transfer;
 mod unreliable;
 mod windows;
 mod windows_under_load;

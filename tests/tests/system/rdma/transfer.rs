@@ -15,7 +15,7 @@ fn scattered() -> (Guest, Guest) {
 }
 
 /// Sizes around pages, MTUs and packets, and where they begin.
-const CASES: [(u64, u64, u32); 12] = [
+pub(crate) const CASES: [(u64, u64, u32); 12] = [
     (0, 0, 0),
     (0, 0, 1),
     (3, 5, 8),
