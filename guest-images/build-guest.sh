@@ -39,6 +39,8 @@ name=guest options=()
 if [ -n "$erdma" ]; then
   [ -z "$backports" ] || die "--erdma is the kernel of backports already; leave --kernel away"
   name=guest-erdma backports=1
+  # Other kernels bring it along.
+  packages+=,coreutils
 elif [ -n "$backports" ]; then
   name=guest-backports
   programs=("$here/gpudirect.c")

@@ -7,6 +7,7 @@ from erdma import FLAVOUR, LAB, perftest  # noqa: F401
 from lab import rdma
 from rdma_function import devices, pingpong
 from rdma_function_life import RETRY_EXCEEDED
+from rdma_recovery import killed_under
 
 
 def test_bandwidth_of_all_sizes(ctx):
@@ -64,6 +65,13 @@ def test_guest_reboots(ctx):
     ctx.lab.vms[0].wait_ready(90)
     perftest(ctx, "ib_write_bw", 65536)
     assert ctx.lab.dpu.em_pids() == pids
+
+
+def test_em_killed_under_traffic(ctx):
+    """kill -9 of either EM under writes and sends, again and again: status 0 and quiet kernels; then all works."""
+    killed_under(ctx, "ib_write_bw", "-s 65536")
+    killed_under(ctx, "ib_send_bw", "-s 4096")
+    perftest(ctx, "ib_read_bw", 65536)
 
 
 def test_guest_killed_under_traffic(ctx):

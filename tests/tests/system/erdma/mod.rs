@@ -3,6 +3,7 @@
 mod datagrams;
 mod errors;
 mod hostile;
+mod kept;
 mod memory;
 mod mixed;
 mod probe;
