@@ -13,7 +13,7 @@ use super::{Erdma, mr};
 use crate::rdma::engine::{Context, Engine, Notice};
 use crate::rdma::front::allowance::{Allowance, Charge};
 use crate::rdma::front::doorbells::Doorbells;
-use crate::rdma::packet::Addresses;
+use crate::rdma::packet::{Addresses, Packet, Request};
 use crate::rdma::verbs::{CqNum, Path, Peer, QpNum};
 use dot_iommu::DotView;
 use m2m_fabric::proto::RdmaSpec;
@@ -415,6 +415,29 @@ impl Device {
         }
     }
 
+    /// A packet came in; see [`Engine::receive`]. What was posted before it came is there for it.
+    pub fn receive(
+        &mut self,
+        from: Peer,
+        packet: Packet,
+        cx: &mut Context<'_>,
+    ) -> Option<Box<Request>> {
+        if self.doorbells.is_rung() {
+            self.take_receives();
+        }
+        self.engine.receive(from, packet, cx)
+    }
+
+    fn take_receives(&mut self) -> bool {
+        let mut worked = false;
+        let doorbells = self.doorbells.clone();
+        doorbells.take_receives(|number| {
+            worked = true;
+            self.ring_receive(number);
+        });
+        worked
+    }
+
     fn take_doorbells(&mut self, memory: &DotView<'_>) -> bool {
         let mut worked = false;
         let doorbells = self.doorbells.clone();
@@ -453,10 +476,7 @@ impl Device {
                 self.post_completion(number, memory);
             }
         });
-        doorbells.take_receives(|number| {
-            worked = true;
-            self.ring_receive(number);
-        });
+        worked |= self.take_receives();
         doorbells.take_sends(|number| {
             worked = true;
             self.ring_send(number);
