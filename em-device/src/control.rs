@@ -179,7 +179,7 @@ pub struct RemoteControl {
     queued: VecDeque<RegisterWrite>,
     /// Since when there are writes for which there was no OM.
     since: Option<Instant>,
-    /// A function level reset was answered and not told yet.
+    /// A function level reset was told. What is queued came after it, and the reset that follows is not to drop it.
     flr: bool,
     /// See [`RETURN`].
     patience: Duration,
@@ -218,7 +218,6 @@ impl RemoteControl {
         }
         loop {
             if let Some(state) = self.write_queued() {
-                self.since = None;
                 return Some(state);
             }
             let since = *self.since.get_or_insert_with(Instant::now);
@@ -229,16 +228,21 @@ impl RemoteControl {
         }
     }
 
+    /// Writes what is queued, up to one that asks for a function level reset. The last completion, when there was an
+    /// OM for all of these.
     fn write_queued(&mut self) -> Option<ConfigState> {
-        let mut state = ConfigState::default();
+        let mut state = None;
         while let Some(write) = self.queued.front() {
-            state = ConfigState::from_bits(self.om.write(write)?);
-            // Kept until it is told, also when a later write has to wait.
-            self.flr |= state.flr;
+            let new = ConfigState::from_bits(self.om.write(write)?);
             self.queued.pop_front();
+            state = Some(new);
+            if new.flr {
+                self.flr = true;
+                break;
+            }
         }
-        let flr = std::mem::take(&mut self.flr);
-        Some(ConfigState { flr, ..state })
+        self.since = None;
+        state
     }
 }
 
@@ -266,14 +270,28 @@ impl ControlSide for RemoteControl {
     }
 
     fn reset(&mut self) -> ConfigState {
-        self.queued.clear();
+        if !std::mem::take(&mut self.flr) {
+            self.queued.clear();
+        }
         self.since = None;
-        self.flr = false;
         let Some(write) = RegisterWrite::reset(self.function) else {
             return self.state();
         };
         // Nobody reads what a reset wrote, and an EM that ends is not to be held up.
-        self.queued.push_back(write);
+        match self.om.write(&write) {
+            Some(state) => ConfigState::from_bits(state),
+            None => {
+                self.queued.push_front(write);
+                self.state()
+            }
+        }
+    }
+
+    fn waits(&self) -> bool {
+        !self.queued.is_empty()
+    }
+
+    fn retry(&mut self) -> ConfigState {
         self.write_queued().unwrap_or_else(|| self.state())
     }
 
@@ -361,5 +379,78 @@ mod tests {
             control.write(7, 4, &[6, 0]);
         }
         assert_eq!(control.queued.len(), QUEUED);
+    }
+
+    /// An OM that takes writes down. One of [`Self::FLR`] asks for a function level reset.
+    #[derive(Default)]
+    struct Om(Mutex<Vec<(u32, u32)>>);
+
+    impl Om {
+        const FLR: u32 = 0x8000;
+
+        fn taken(&self) -> Vec<(u32, u32)> {
+            std::mem::take(&mut self.0.lock().unwrap())
+        }
+    }
+
+    impl m2m_fabric::Handler for Om {
+        fn request(
+            &self,
+            _: m2m_fabric::proto::Request,
+            _: Vec<std::os::fd::OwnedFd>,
+        ) -> m2m_fabric::proto::Reply {
+            m2m_fabric::proto::Reply::Ok
+        }
+        fn event(&self, _: m2m_fabric::proto::Event) {}
+        fn register_read(&self, _: u32) -> u32 {
+            0
+        }
+        fn register_write(&self, address: u32, _: u8, value: u32) -> u32 {
+            let address = ControlAddress::from_bits(address);
+            let mut taken = self.0.lock().unwrap();
+            taken.push((address.region, value));
+            let state = ConfigState {
+                flr: value == Self::FLR,
+                ..Default::default()
+            };
+            state.to_bits()
+        }
+        fn down(&self, _: &m2m_fabric::FabricError) {}
+    }
+
+    #[test]
+    fn what_is_queued_behind_a_function_level_reset_outlives_it() {
+        let (_writer, fd) = smartep::shadow::ShadowWriter::new().unwrap();
+        let shadow = Arc::new(ShadowReader::new(&fd).unwrap());
+        let link = Arc::new(OmLink::default());
+        let mut control = RemoteControl::new(0, shadow, link.clone(), None);
+        control.patience = Duration::ZERO;
+        for value in [1, Om::FLR, 2] {
+            control.write(7, 4, &value.to_le_bytes());
+        }
+        assert!(control.waits());
+
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("m2m.sock");
+        let listener = m2m_fabric::local::LocalListener::bind(&path).unwrap();
+        let om = Arc::new(Om::default());
+        let (_server, fabric) = std::thread::scope(|scope| {
+            let em = scope.spawn(|| m2m_fabric::local::connect(&path, Arc::new(Om::default())));
+            let om = listener.accept().unwrap().start(om.clone()).unwrap();
+            (om, em.join().unwrap().unwrap())
+        });
+        link.set(Some(fabric));
+        assert!(control.retry().flr);
+        assert_eq!(om.taken(), [(7, 1), (7, Om::FLR)]);
+        control.reset();
+        assert_eq!(om.taken(), [(ControlAddress::RESET_REGION, 1)]);
+        assert!(control.waits() && !control.retry().flr);
+        assert_eq!(om.taken(), [(7, 2)]);
+        assert!(!control.waits());
+        // A client that is new leaves nothing of the former's.
+        link.set(None);
+        control.write(7, 4, &3u32.to_le_bytes());
+        control.reset();
+        assert_eq!(control.queued.len(), 1);
     }
 }

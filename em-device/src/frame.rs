@@ -163,6 +163,7 @@ pub struct Frame<'a> {
 
 impl<'a> Frame<'a> {
     /// A frame that consists of `parts` in order.
+    #[inline]
     pub fn new(meta: FrameMeta, parts: &'a [VolatileSlice<'a>]) -> Self {
         let len = parts
             .iter()
@@ -225,7 +226,18 @@ impl<'a> Frame<'a> {
 
     /// Copies the bytes from `offset` on into the scatter list `to`, from its byte `to_offset` on.
     /// Returns how many were copied: until the frame ends or `to` is full.
+    #[inline]
     pub fn copy_into(&self, offset: usize, to: &[VolatileSlice<'_>], to_offset: usize) -> usize {
+        if let ([from], [target]) = (self.parts, to) {
+            if let (Ok(from), Ok(target)) = (from.offset(offset), target.offset(to_offset)) {
+                from.copy_to_volatile_slice(target);
+                return from.len().min(target.len());
+            }
+        }
+        self.copy_pieces(offset, to, to_offset)
+    }
+
+    fn copy_pieces(&self, offset: usize, to: &[VolatileSlice<'_>], to_offset: usize) -> usize {
         let mut done = 0;
         let mut from = self.pieces(offset, usize::MAX);
         let mut piece: Option<VolatileSlice<'a>> = None;

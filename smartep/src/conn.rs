@@ -107,6 +107,8 @@ pub(crate) enum Incoming {
     Message(Header, Vec<OwnedFd>),
     /// The client closed between messages.
     Closed,
+    /// There is none, for as long as was to be waited.
+    Nothing,
     /// [`StopFd::stop`].
     Stopped,
 }
@@ -137,8 +139,13 @@ impl<'a> Receiver<'a> {
     }
 
     /// The next message, or the same until it is [`Self::done`]. `buffer` is overwritten; it is at least as long as
-    /// the message afterwards.
-    pub(crate) fn next(&mut self, buffer: &mut Vec<u8>) -> Result<Incoming, ConnError> {
+    /// the message afterwards. With `patience`, waits no longer than that.
+    pub(crate) fn next(
+        &mut self,
+        buffer: &mut Vec<u8>,
+        patience: Option<Duration>,
+    ) -> Result<Incoming, ConnError> {
+        let mut waited = false;
         let mut pause = Duration::from_micros(50);
         let mut look = FIRST_LOOK;
         self.left = 0;
@@ -156,7 +163,11 @@ impl<'a> Receiver<'a> {
                 Ok(0) => return Ok(Incoming::Closed),
                 Ok(seen) => seen,
                 Err(ConnError::System(Errno::AGAIN)) => {
-                    if self.wait(None)? {
+                    if waited && patience.is_some() {
+                        return Ok(Incoming::Nothing);
+                    }
+                    waited = true;
+                    if self.wait(PollFlags::IN, patience)? {
                         return Ok(Incoming::Stopped);
                     }
                     continue;
@@ -188,7 +199,7 @@ impl<'a> Receiver<'a> {
             if !fds.is_empty() {
                 return self.take_pieces(buffer);
             }
-            if self.wait(Some(pause))? {
+            if self.wait(PollFlags::RDHUP, Some(pause))? {
                 return Ok(Incoming::Stopped);
             }
             pause = (pause * 2).min(LONGEST_PAUSE);
@@ -286,7 +297,7 @@ impl<'a> Receiver<'a> {
                 Ok(0) => return Ok(Filled::Closed),
                 Ok(bytes) => done += bytes,
                 Err(ConnError::System(Errno::AGAIN)) => {
-                    if self.wait(None)? {
+                    if self.wait(PollFlags::IN, None)? {
                         return Ok(Filled::Stopped);
                     }
                 }
@@ -299,13 +310,9 @@ impl<'a> Receiver<'a> {
         Ok(Filled::All)
     }
 
-    /// Sleeps until there is something to read; true when stopped. With `part`, the beginning of a message is there
-    /// and keeps the socket readable: sleeps that long, or until the client closes.
-    fn wait(&self, part: Option<Duration>) -> Result<bool, ConnError> {
-        let news = match part {
-            None => PollFlags::IN,
-            Some(_) => PollFlags::RDHUP,
-        };
+    /// Sleeps until there is `news` of the client, no longer than `time`; true when stopped. `RDHUP` is for when the
+    /// beginning of a message keeps the socket readable: a client that closes now is an error.
+    fn wait(&self, news: PollFlags, time: Option<Duration>) -> Result<bool, ConnError> {
         let mut fds = vec![
             PollFd::new(self.stream, news),
             PollFd::new(self.stop, PollFlags::IN),
@@ -313,13 +320,13 @@ impl<'a> Receiver<'a> {
         if let Some(listener) = self.listener {
             fds.push(PollFd::new(listener, PollFlags::IN));
         }
-        let timeout = part.and_then(|pause| Timespec::try_from(pause).ok());
+        let timeout = time.and_then(|pause| Timespec::try_from(pause).ok());
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
         let ready = |i: usize| fds.get(i).is_some_and(|f| !f.revents().is_empty());
-        if part.is_some() && ready(0) {
+        if news == PollFlags::RDHUP && ready(0) {
             return Err(ConnError::Torn);
         }
         // With news on the stream it is read first: a client that left makes room for the one that waits.

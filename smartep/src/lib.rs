@@ -51,6 +51,15 @@ pub trait ControlSide: Send {
     fn reset(&mut self) -> ConfigState;
     /// The present state.
     fn state(&self) -> ConfigState;
+    /// Whether there are writes that could not be done yet. [`ControlSide::retry`] is called now and then while it
+    /// says so.
+    fn waits(&self) -> bool {
+        false
+    }
+    /// Tries again what waits; answers as [`ControlSide::write`].
+    fn retry(&mut self) -> ConfigState {
+        self.state()
+    }
 }
 
 /// The part of a function that carries traffic.

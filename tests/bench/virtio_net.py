@@ -68,7 +68,7 @@ class Testpmd:
             return text.decode(errors="replace")
         with open(self.log, "ab") as f:
             f.write(text)
-        raise LabError(f"{PROGRAM} did not say `{marker.decode()}`", self.log)
+        raise Stalled(f"{PROGRAM} did not say `{marker.decode()}`", self.log)
 
     def ask(self, command, marker):
         """The answer to a command."""

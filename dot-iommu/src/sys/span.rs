@@ -61,6 +61,29 @@ impl<'a> HostSpan<'a> {
         unsafe { VolatileSlice::new(self.as_ptr(), self.len) }
     }
 
+    /// Asks the processor to fetch the first bytes, at most two cache lines, for the access that the span was translated
+    /// for. Reads and writes nothing.
+    #[inline]
+    pub fn prefetch(&self) {
+        #[cfg(target_arch = "x86_64")]
+        for line in [self.host, self.host.wrapping_add(self.len.min(128) - 1)] {
+            use std::arch::asm;
+            // The intrinsic for writing is one for reading where the processor is not said to have it; one that does not
+            // know this instruction takes it for none (AMD64 Architecture Programmer's Manual, volume 3, PREFETCHW).
+            // SAFETY: hints, whatever the address.
+            unsafe {
+                match self.rights & Access::Write.bits() {
+                    0 => {
+                        asm!("prefetcht0 [{}]", in(reg) line, options(nostack, readonly, preserves_flags))
+                    }
+                    _ => {
+                        asm!("prefetchw [{}]", in(reg) line, options(nostack, readonly, preserves_flags))
+                    }
+                }
+            }
+        }
+    }
+
     /// Copies guest memory into `dst`: the shorter of the two lengths. Returns the bytes copied.
     ///
     /// Fails with [`DotError::SpanAccess`] when the span was not translated for reading.

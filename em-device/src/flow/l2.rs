@@ -3,6 +3,7 @@
 //!
 //! A function never forwards from link to link, so that there are no loops to care for.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,9 @@ pub struct L2Header {
 impl L2Header {
     /// Bytes of a frame that [`L2Header::parse`] looks at.
     pub const BYTES: usize = 18;
+
+    /// Bytes to copy out for it: a whole vector register, which is read back without waiting for other stores.
+    pub const COPY: usize = 32;
 
     /// From the first bytes of a frame. `None` when they are too few.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
@@ -154,6 +158,8 @@ pub struct MacTable {
     links: LinkSet,
     /// By address alone: a peer function has its address in every VLAN.
     fixed: HashMap<Mac, usize>,
+    /// The one that was looked up last, with its link: a burst has few destinations.
+    found: Cell<Option<(Mac, usize)>>,
     /// The standard hasher is keyed at random, so nobody can choose addresses that collide.
     learned: HashMap<Key, Learned>,
     limit: usize,
@@ -175,6 +181,7 @@ impl MacTable {
         Self {
             links: LinkSet::EMPTY,
             fixed: HashMap::new(),
+            found: Cell::new(None),
             learned: HashMap::new(),
             limit,
             age,
@@ -193,6 +200,7 @@ impl MacTable {
     pub fn remove_link(&mut self, link: usize) {
         self.links.remove(link);
         self.fixed.retain(|_, of| *of != link);
+        self.found.set(None);
         self.learned.retain(|_, entry| entry.link != link);
         self.last = None;
     }
@@ -205,6 +213,7 @@ impl MacTable {
     /// Says that `mac` is behind `link`, whatever is learned. Group addresses are ignored.
     pub fn set_static(&mut self, mac: Mac, link: usize) {
         if !is_group(mac) && self.links.contains(link) {
+            self.found.set(None);
             self.fixed.insert(mac, link);
         }
     }
@@ -250,11 +259,21 @@ impl MacTable {
 
     /// The links that a frame of the function to `destination` in `vlan` leaves by: one when it is
     /// known where the address is, otherwise all.
+    #[inline]
     pub fn lookup(&self, destination: Mac, vlan: u16, now: Instant) -> LinkSet {
+        match self.found.get() {
+            Some((known, link)) if known == destination => LinkSet::one(link),
+            _ => self.find(destination, vlan, now),
+        }
+    }
+
+    #[inline(never)]
+    fn find(&self, destination: Mac, vlan: u16, now: Instant) -> LinkSet {
         if is_group(destination) {
             return self.links;
         }
         if let Some(link) = self.fixed.get(&destination) {
+            self.found.set(Some((destination, *link)));
             return LinkSet::one(*link);
         }
         match self.learned.get(&Key::new(destination, vlan)) {

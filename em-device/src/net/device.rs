@@ -5,6 +5,7 @@ mod by_queue;
 use super::config::ConfigOverride;
 use super::dirty::DirtyLog;
 use super::features;
+use super::lanes::Lanes;
 use super::links::Links;
 use super::queue::{NetQueue, drop_reason};
 use super::receive::{self, Learner, Pool, Sink};
@@ -12,7 +13,7 @@ use super::saved;
 use super::session::{self, Others, Scratch, Session};
 use super::transmit::{self, Limits};
 use crate::frame::Frame;
-use crate::port::Rx;
+use crate::port::{Rx, RxSink as _};
 use crate::virtio::chain::Parts;
 use crate::virtio::common::QueueSetup;
 use crate::virtio::ring::{QueueNote, Ring, RingError, RingFeatures};
@@ -364,8 +365,7 @@ impl NetDevice {
                 now: split.now,
             };
             let mut sink = Sink {
-                view: &view,
-                queues,
+                lanes: Lanes::new(&view, queues),
                 settings: &session.settings,
                 receiver: session.receiver,
                 mergeable: session.mergeable,
@@ -382,6 +382,7 @@ impl NetDevice {
             };
             sink.parts.remember_written(pool.written.take());
             let received = link.port.receive(BUDGET, &mut sink);
+            sink.done();
             let error = sink.error;
             pool.written = sink.parts.take_written();
             pool.parts = sink.parts.retire();

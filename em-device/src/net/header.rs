@@ -48,6 +48,19 @@ pub fn emit_with_hash(meta: &FrameMeta, buffers: u16, hash: Hash) -> [u8; HASH_H
 
 /// The header of a received frame in `buffers` buffers.
 pub fn emit(meta: &FrameMeta, buffers: u16) -> [u8; HEADER_BYTES] {
+    let mut bytes = [0; HEADER_BYTES];
+    let (low, high) = words(meta, buffers);
+    let parts = low.to_le_bytes().into_iter().chain(high.to_le_bytes());
+    bytes
+        .iter_mut()
+        .zip(parts)
+        .for_each(|(to, from)| *to = from);
+    bytes
+}
+
+/// The same as two words, little endian one after the other.
+#[inline]
+pub fn words(meta: &FrameMeta, buffers: u16) -> (u64, u32) {
     let mut meta = *meta;
     if !meta.needs_csum() {
         (meta.csum_start, meta.csum_offset) = (0, 0);
@@ -55,25 +68,12 @@ pub fn emit(meta: &FrameMeta, buffers: u16) -> [u8; HEADER_BYTES] {
     if !meta.is_gso() {
         (meta.gso_type, meta.gso_size, meta.hdr_len) = (FrameMeta::GSO_NONE, 0, 0);
     }
-    let [hl, hh] = meta.hdr_len.to_le_bytes();
-    let [gl, gh] = meta.gso_size.to_le_bytes();
-    let [sl, sh] = meta.csum_start.to_le_bytes();
-    let [ol, oh] = meta.csum_offset.to_le_bytes();
-    let [bl, bh] = buffers.to_le_bytes();
-    [
-        meta.flags,
-        meta.gso_type,
-        hl,
-        hh,
-        gl,
-        gh,
-        sl,
-        sh,
-        ol,
-        oh,
-        bl,
-        bh,
-    ]
+    let low = u64::from(meta.flags)
+        | u64::from(meta.gso_type) << 8
+        | u64::from(meta.hdr_len) << 16
+        | u64::from(meta.gso_size) << 32
+        | u64::from(meta.csum_start) << 48;
+    (low, u32::from(meta.csum_offset) | u32::from(buffers) << 16)
 }
 
 #[cfg(test)]

@@ -204,7 +204,7 @@ impl Links {
 
     /// Sends a frame of the function. `last_try`: drop it where there is no room.
     pub fn forward(&mut self, frame: &Frame<'_>, last_try: bool) -> Forwarded {
-        let mut start = [0; L2Header::BYTES];
+        let mut start = [0; L2Header::COPY];
         let known = frame.copy_out(0, &mut start);
         let to = L2Header::parse(start.get(..known).unwrap_or_default())
             .map_or(LinkSet::EMPTY, |h| {

@@ -8,6 +8,7 @@
 //! * [`control`]: commands of the control queue;
 //! * `session`: what a driver negotiated, and its commands on their way;
 //! * [`steer`]: which queue pair a frame goes to;
+//! * `lanes`: receive queues in a burst;
 //! * [`links`]: the function's wires;
 //! * [`moderation`]: when a driver hears of frames that were sent;
 //! * [`queue`]: a virtqueue with its counters;
@@ -23,6 +24,7 @@ pub mod features;
 pub mod filter;
 pub mod hash;
 pub mod header;
+mod lanes;
 pub mod links;
 pub mod moderation;
 pub mod queue;

@@ -3,8 +3,9 @@
 use super::control::Settings;
 use super::hash::{HASH_START, Hash};
 use super::header::{self, HASH_HEADER_BYTES};
+use super::lanes::Lanes;
 use super::links::{self, Blocked, Link};
-use super::queue::{Counters, NetQueue, drop_reason};
+use super::queue::{Counters, drop_reason};
 use super::steer::{self, STEER_BYTES};
 use crate::flow::{L2Header, MacTable};
 use crate::frame::{Frame, FrameMeta};
@@ -12,11 +13,13 @@ use crate::offload::{Needs, Receiver, Segmenter, finished_checksum};
 use crate::port::{Rx, RxSink};
 use crate::virtio::chain::{Parts, Spare};
 use crate::virtio::ring::{Attached, Head, MAX_TOGETHER, RingError, Taken};
-use dot_iommu::DotView;
+use dot_iommu::Access;
 use std::time::{Duration, Instant};
 
 /// How long a frame waits for receive buffers before it is dropped.
 pub const PATIENCE: Duration = Duration::from_millis(100);
+/// How far ahead buffers are fetched: as long as one takes to come from another processor's cache.
+const AHEAD: u16 = 4;
 /// Buffers that one frame is merged into at most.
 const MAX_MERGED: usize = MAX_TOGETHER;
 
@@ -45,8 +48,12 @@ pub struct Learner<'s> {
 }
 
 impl Learner<'_> {
+    #[inline]
     fn learn(&mut self, start: &[u8]) {
-        if let (Some(slot), Some(header)) = (self.slot, L2Header::parse(start)) {
+        let Some(slot) = self.slot else {
+            return;
+        };
+        if let Some(header) = L2Header::parse(start) {
             self.table.learn(header.source, header.vlan, slot, self.now);
         }
     }
@@ -54,10 +61,8 @@ impl Learner<'_> {
 
 /// Takes the frames of one wire for one burst.
 pub struct Sink<'s, 'v> {
-    /// Guest memory.
-    pub view: &'v DotView<'v>,
-    /// All queues of the function.
-    pub queues: &'s mut [NetQueue],
+    /// The receive queues.
+    pub(super) lanes: Lanes<'s, 'v>,
     /// The driver's settings.
     pub settings: &'s Settings,
     /// What the driver takes.
@@ -123,16 +128,27 @@ impl RxSink for Sink<'_, '_> {
             return self.hashed(frame);
         }
         let mut start = [0; STEER_BYTES];
-        let known = frame.copy_out(0, &mut start);
+        // With one pair nothing is steered.
+        let looked_at = match self.settings.pairs {
+            0 | 1 => L2Header::COPY,
+            _ => STEER_BYTES,
+        };
+        let known = frame.copy_out(0, start.get_mut(..looked_at).unwrap_or_default());
         self.accept(
             frame,
             start.get(..known).unwrap_or_default(),
             Hash::default(),
         )
     }
+
+    fn done(&mut self) {
+        if let Some(error) = self.lanes.publish() {
+            self.error.get_or_insert(error);
+        }
+    }
 }
 
-impl<'v> Sink<'_, 'v> {
+impl Sink<'_, '_> {
     /// A frame whose hash the driver wants or steers by.
     #[inline(never)]
     fn hashed(&mut self, frame: &Frame<'_>) -> Rx {
@@ -194,9 +210,7 @@ impl<'v> Sink<'_, 'v> {
 
     fn drop(&mut self, queue: u16, reason: &'static str) -> Rx {
         *self.segments_done = 0;
-        if let Some(queue) = self.queues.get_mut(usize::from(queue)) {
-            queue.count_drop(reason);
-        }
+        self.lanes.count_drop(queue, reason);
         Rx::Taken
     }
 
@@ -252,14 +266,13 @@ impl<'v> Sink<'_, 'v> {
         (meta, hash): (&FrameMeta, Hash),
         patch: Option<(usize, [u8; 2])>,
     ) -> Result<Delivered, RingError> {
-        let found = self.queues.get_mut(usize::from(queue));
-        let Some((mut ring, mut counters)) = found.and_then(|queue| queue.parts(self.view)) else {
+        let Some(lane) = self.lanes.open(queue) else {
             return Ok(Delivered::Dropped(drop_reason::NOT_RUNNING));
         };
         let need = (self.header + bytes.len()) as u64;
         let gathered = gather(
-            &mut ring,
-            &mut counters,
+            &mut lane.ring,
+            &mut lane.counters,
             &mut self.parts,
             self.heads,
             (need, self.header as u64),
@@ -268,7 +281,7 @@ impl<'v> Sink<'_, 'v> {
         match gathered {
             Ok(Delivered::Yes) => {}
             other => {
-                ring.publish()?;
+                lane.publish()?;
                 return other;
             }
         }
@@ -277,21 +290,28 @@ impl<'v> Sink<'_, 'v> {
             let header = header::emit_with_hash(meta, buffers, hash);
             self.parts.write(0, &header);
         } else {
-            self.parts.write(0, &header::emit(meta, buffers));
+            self.parts.write_words(header::words(meta, buffers));
         }
         bytes.copy(&self.parts, self.header);
         if let Some((at, sum)) = patch {
             self.parts.write(self.header + at, &sum);
         }
         self.parts.wrote(need);
+        lane.counters.moved(bytes.len(), meta);
+        if let [(head, _)] = self.heads[..] {
+            lane.ring.push_used(head, need as u32)?;
+            lane.filled(need as usize)?;
+            return Ok(Delivered::Yes);
+        }
+        // The buffers of one frame become visible together, and so without those of others.
+        lane.publish()?;
         let mut left = need;
         for (head, room) in self.heads.iter() {
             let written = left.min(*room);
             left -= written;
-            ring.push_used(*head, written as u32)?;
+            lane.ring.push_used(*head, written as u32)?;
         }
-        ring.publish_together()?;
-        counters.moved(bytes.len(), meta);
+        lane.ring.publish_together()?;
         Ok(Delivered::Yes)
     }
 }
@@ -310,6 +330,7 @@ fn gather<'v>(
     let (mut room, mut bad_heads) = (0, 0);
     // A driver that offers bad buffers without pause does not hold the data path.
     while bad_heads <= ring.size() {
+        ring.prefetch(AHEAD, Access::Write);
         let popped = ring.pop(parts);
         let Ok(Some(Taken { head, chain })) = popped else {
             put_back(ring, heads);

@@ -1,20 +1,23 @@
 //! From a transmit queue to the wires.
 
 use super::features;
-use super::header::{self, HASH_HEADER_BYTES};
+use super::header;
 use super::links::{Forwarded, Links};
 use super::queue::{NetQueue, drop_reason};
 use crate::frame::{Frame, FrameMeta, MAX_FRAME, MIN_FRAME};
 use crate::offload::{Needs, Receiver};
 use crate::virtio::chain::{BadChain, Parts, Spare, Walked};
 use crate::virtio::ring::RingError;
-use dot_iommu::DotView;
+use dot_iommu::{Access, DotView};
 use std::time::{Duration, Instant};
 
 /// How long a frame waits for room on its wire before it is dropped.
 pub const PATIENCE: Duration = Duration::from_millis(100);
 /// Bytes after which used buffers and sent frames are made visible although the burst goes on.
 const FLUSH_BYTES: usize = 128 << 10;
+
+/// How far ahead buffers are fetched: as long as one takes to come from another processor's cache.
+const AHEAD: u16 = 4;
 
 /// What a frame of this driver may be.
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +53,7 @@ pub fn burst(
     let mut result = Ok(());
     while done < budget {
         parts.clear();
+        ring.prefetch(AHEAD, Access::Read);
         let taken = match ring.pop(&mut parts) {
             Ok(Some(taken)) => taken,
             Ok(None) => break,
@@ -119,9 +123,8 @@ fn frame(
         Err(bad) => return drop(bad.name()),
     }
     // Read once: the driver may change it at any time.
-    let mut bytes = [0; HASH_HEADER_BYTES];
-    let header = bytes.get_mut(..limits.header).unwrap_or_default();
-    let Some(first) = parts.take_front(header) else {
+    let mut bytes = [0; 32];
+    let Some(first) = parts.take_header(limits.header, &mut bytes) else {
         return drop(drop_reason::SHORT_HEADER);
     };
     let Some(header) = bytes.first_chunk() else {

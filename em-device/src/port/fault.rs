@@ -174,6 +174,26 @@ impl<P: Port> FaultPort<P> {
     }
 }
 
+/// Decides about frames that come in.
+struct Gambler<'a> {
+    dice: &'a mut Dice,
+    sink: &'a mut dyn RxSink,
+}
+
+impl RxSink for Gambler<'_> {
+    fn frame(&mut self, frame: &Frame<'_>) -> Rx {
+        let Self { dice, sink } = self;
+        match dice.pass(frame, &mut |frame| sink.frame(frame) == Rx::Taken) {
+            true => Rx::Taken,
+            false => Rx::Later,
+        }
+    }
+
+    fn done(&mut self) {
+        self.sink.done();
+    }
+}
+
 impl<P: Port> Port for FaultPort<P> {
     fn name(&self) -> &str {
         self.inner.name()
@@ -208,13 +228,7 @@ impl<P: Port> Port for FaultPort<P> {
     fn receive(&mut self, budget: usize, sink: &mut dyn RxSink) -> usize {
         let dice = &mut self.receiving;
         self.held = false;
-        let count = self.inner.receive(budget, &mut |frame: &Frame<'_>| {
-            if dice.pass(frame, &mut |frame| sink.frame(frame) == Rx::Taken) {
-                Rx::Taken
-            } else {
-                Rx::Later
-            }
-        });
+        let count = self.inner.receive(budget, &mut Gambler { dice, sink });
         if count > 0 || budget == 0 {
             return count;
         }

@@ -55,6 +55,10 @@ pub trait RxSink {
     /// A frame came in. Its offload facts passed [`crate::frame::FrameMeta::check`]; its bytes may
     /// change while the sink looks at them, and are gone afterwards.
     fn frame(&mut self, frame: &Frame<'_>) -> Rx;
+
+    /// The port is about to forget the frames that were taken, also for the process that comes after this one: what is to
+    /// outlive this one has to be in its place when this returns.
+    fn done(&mut self) {}
 }
 
 impl<F: FnMut(&Frame<'_>) -> Rx> RxSink for F {

@@ -176,6 +176,26 @@ impl<P> Drop for CapturePort<P> {
     }
 }
 
+/// Writes down what its sink takes.
+struct Recorder<'a> {
+    file: &'a CaptureFile,
+    sink: &'a mut dyn RxSink,
+}
+
+impl RxSink for Recorder<'_> {
+    fn frame(&mut self, frame: &Frame<'_>) -> Rx {
+        let taken = self.sink.frame(frame);
+        if taken == Rx::Taken {
+            self.file.write(frame);
+        }
+        taken
+    }
+
+    fn done(&mut self) {
+        self.sink.done();
+    }
+}
+
 impl<P: Port> Port for CapturePort<P> {
     fn name(&self) -> &str {
         self.inner.name()
@@ -193,13 +213,7 @@ impl<P: Port> Port for CapturePort<P> {
 
     fn receive(&mut self, budget: usize, sink: &mut dyn RxSink) -> usize {
         let file = &self.file;
-        self.inner.receive(budget, &mut |frame: &Frame<'_>| {
-            let taken = sink.frame(frame);
-            if taken == Rx::Taken {
-                file.write(frame);
-            }
-            taken
-        })
+        self.inner.receive(budget, &mut Recorder { file, sink })
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -4,7 +4,7 @@ use super::area::GuestArea;
 use dot_iommu::{Access, DotView};
 use std::fmt;
 use virtio_queue::desc::split::Descriptor;
-use vm_memory::{GuestAddress, GuestMemory, Permissions, VolatileSlice};
+use vm_memory::{Bytes as _, GuestAddress, GuestMemory, Permissions, VolatileSlice};
 
 /// Descriptors a chain may have, whatever the queue's size: bounds the work for one head.
 pub const MAX_DESCRIPTORS: u32 = 1024;
@@ -16,6 +16,23 @@ pub(super) const NEXT: u16 = 1;
 pub(super) const WRITE: u16 = 2;
 /// `VIRTQ_DESC_F_INDIRECT`.
 pub(super) const INDIRECT: u16 = 4;
+
+/// Has the processor fetch the buffer of a descriptor of either layout: address and length are at the same places.
+#[inline]
+pub(super) fn prefetch(view: &DotView<'_>, table: &GuestArea<'_>, index: u16, access: Access) {
+    let at = DESCRIPTOR_BYTES * u64::from(index);
+    let (addr, len) = (table.read::<u64>(at), table.read::<u32>(at + 8));
+    let (Some(addr), Some(len)) = (addr, len) else {
+        return;
+    };
+    let len = u64::from(u32::from_le(len)).min(PREFETCHED);
+    if let Ok(span) = view.translate(u64::from_le(addr), len, access) {
+        span.prefetch();
+    }
+}
+
+/// Bytes of a buffer that are fetched ahead: two cache lines wherever it begins.
+const PREFETCHED: u64 = 76;
 
 /// Why a chain is none. The head is given back with length 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -109,6 +126,7 @@ impl<'v> Parts<'v> {
     }
 
     /// The first `bytes` of what may be written were written.
+    #[inline]
     pub fn wrote(&mut self, bytes: u64) {
         let Some(written) = &mut self.written else {
             return;
@@ -161,6 +179,35 @@ impl<'v> Parts<'v> {
             }
         }
         None
+    }
+
+    /// [`Self::take_front`] of `len` bytes, of which some more may be in `out` behind them: a whole vector register is read
+    /// back without waiting for other stores.
+    #[inline]
+    pub fn take_header(&mut self, len: usize, out: &mut [u8; 32]) -> Option<usize> {
+        match self.slices.first_mut() {
+            Some(first) if first.len() > out.len() && len <= out.len() => {
+                first.copy_to(&mut out[..]);
+                *first = first.offset(len).ok()?;
+                Some(0)
+            }
+            _ => self.take_front(out.get_mut(..len)?),
+        }
+    }
+
+    /// Copies two words to the front of the list, each at once where that is possible.
+    #[inline]
+    pub fn write_words(&self, (low, high): (u64, u32)) {
+        let whole = self.slices.first().filter(|first| first.len() >= 12);
+        let written = whole.map(|first| {
+            first
+                .write_obj(low.to_le(), 0)
+                .and_then(|()| first.write_obj(high.to_le(), 8))
+        });
+        if !matches!(written, Some(Ok(()))) {
+            self.write(0, &low.to_le_bytes());
+            self.write(8, &high.to_le_bytes());
+        }
     }
 
     /// Copies bytes over the list from byte `offset` on. Answers how many fit.

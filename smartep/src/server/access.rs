@@ -110,13 +110,7 @@ impl Server {
         if !only_window {
             new = self.write_pieces(access, data);
         }
-        if new.flr {
-            debug!("function-level reset");
-            self.reset();
-        } else if new != self.state {
-            self.data.config_changed(self.state, new);
-            self.state = new;
-        }
+        self.control_changed(new);
         if access.region == CONFIG_REGION {
             self.write_window(access.offset, data);
         }

@@ -83,6 +83,9 @@ pub struct Server {
     strays: u64,
 }
 
+/// Between two attempts at what the control side could not do at once.
+const RETRY: Duration = Duration::from_millis(5);
+
 impl std::fmt::Debug for Server {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Server")
@@ -232,7 +235,13 @@ impl Server {
     ) -> Result<End, ServeError> {
         let mut buffer = Vec::new();
         loop {
-            let (header, fds) = match receiver.next(&mut buffer)? {
+            let waits = self.control.waits();
+            if waits {
+                let state = self.control.retry();
+                self.control_changed(state);
+            }
+            let (header, fds) = match receiver.next(&mut buffer, waits.then_some(RETRY))? {
+                Incoming::Nothing => continue,
                 Incoming::Closed => return Ok(End::Disconnected),
                 Incoming::Stopped => return Ok(End::Stopped),
                 Incoming::Message(header, fds) => (header, fds),
@@ -396,6 +405,16 @@ impl Server {
     fn note_window(&self) {
         if let (Some(notes), Some(window)) = (&self.notes, &self.window) {
             notes.state.set_window(window.registers());
+        }
+    }
+
+    /// What a write of the control side has to tell.
+    fn control_changed(&mut self, new: ConfigState) {
+        if new.flr {
+            debug!("function-level reset");
+            self.reset();
+        } else {
+            self.set_state(new);
         }
     }
 

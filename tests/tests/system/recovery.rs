@@ -257,6 +257,28 @@ fn what_a_guest_wrote_under_the_second_om_is_known_to_the_third() {
 }
 
 #[test]
+fn what_was_written_without_an_om_comes_to_the_next_by_itself_also_behind_a_reset() {
+    let mut pair = Pair::started(Setup::default());
+    pair.dpu.kill_om().unwrap();
+    pci::write16(pair.a.vmm.as_mut(), 0x3c, 5).unwrap();
+    let function = pair.a.pci.clone();
+    function.function_level_reset(pair.a.vmm.as_mut()).unwrap();
+    pci::write16(pair.a.vmm.as_mut(), 0x3c, 9).unwrap();
+    pair.dpu.start_another_om().unwrap();
+    let written = wait_for("the interrupt line", SOON, || {
+        let line = pci::read16(pair.a.vmm.as_mut(), 0x3c).unwrap();
+        (line & 0xff == 9).then_some(())
+    });
+    written.unwrap();
+    let command = pci::read16(pair.a.vmm.as_mut(), 0x04).unwrap();
+    assert_eq!(command & 0b110, 0, "it was reset before");
+    pair.a.forget();
+    pair.a.switch_on().unwrap();
+    pair.a.start(Setup::default()).unwrap();
+    receive_until_works(&mut pair.a, &mut pair.b);
+}
+
+#[test]
 fn an_em_that_dies_without_an_om_is_started_by_the_next() {
     let mut pair = Pair::started(Setup::default());
     let old = pair.dpu.em_pid(1).unwrap();

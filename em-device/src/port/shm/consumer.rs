@@ -67,10 +67,14 @@ impl Consumer {
     /// Shows at most `budget` records to `take`, which returns whether the record is done with. The
     /// header was read once; the bytes may change at any time. The room is given back by
     /// [`Self::publish`] only.
+    ///
+    /// The header goes as its words ([`Header::from_words`]) and the slice by reference: a copy of either would be read in
+    /// wider pieces than it was written in, for which a processor waits until all stores before it are done, those to the
+    /// guest's memory among them.
     pub(super) fn batch(
         &mut self,
         budget: usize,
-        take: &mut dyn FnMut(Header, VolatileSlice<'_>) -> bool,
+        take: &mut dyn FnMut([u64; 2], &[VolatileSlice<'_>; 1]) -> bool,
     ) -> Result<usize, Corrupt> {
         if self.head == self.tail {
             self.refresh()?;
@@ -78,18 +82,18 @@ impl Consumer {
         let mut count = 0;
         while count < budget && self.head != self.tail {
             let waiting = self.tail.wrapping_sub(self.head) as usize;
-            let header = self.ring.load_header(self.head).map(Header::from_words);
-            let len = header.map_or(0, |header| header.len as usize);
+            let words = self.ring.load_header(self.head);
+            let len = words.map_or(0, |words| Header::from_words(words).len as usize);
             let bytes = self.ring.bytes(self.head.wrapping_add(ALIGN as u64), len);
-            let (Some(header), Some(bytes), true, true) = (
-                header,
+            let (Some(words), Some(bytes), true, true) = (
+                words,
                 bytes,
                 (1..=MAX_FRAME).contains(&len),
                 record_len(len) <= waiting,
             ) else {
                 return Err(Corrupt::Record { len, waiting });
             };
-            if !take(header, bytes) {
+            if !take(words, &[bytes]) {
                 break;
             }
             self.head = self.head.wrapping_add(record_len(len) as u64);

@@ -31,6 +31,7 @@ mod tests;
 
 use self::consumer::Consumer;
 use self::producer::{Producer, Pushed};
+use self::record::Header;
 use self::ring_mem::RingMem;
 use self::wake::Bell;
 use super::counters::Counters;
@@ -169,9 +170,9 @@ impl ShmPort {
     ) -> usize {
         let counters = &mut self.counters;
         let batch = match &self.down {
-            None => self.consumer.batch(budget, &mut |_, bytes| {
+            None => self.consumer.batch(budget, &mut |_, [bytes]| {
                 counters.received(bytes.len());
-                take(bytes);
+                take(*bytes);
                 true
             }),
             Some(_) => Ok(0),
@@ -193,16 +194,18 @@ impl ShmPort {
             ..
         } = self;
         *held = false;
-        let batch = consumer.batch(budget, &mut |header, bytes| {
+        let batch = consumer.batch(budget, &mut |words, parts| {
+            let frame = Frame::new(Header::from_words(words).meta, parts);
+            let [bytes] = parts;
             if bytes.len() < MIN_FRAME {
                 counters.dropped("bad_length");
                 return true;
             }
-            if header.meta.check(bytes.len()).is_err() {
+            if frame.meta.check(bytes.len()).is_err() {
                 counters.dropped("bad_offloads");
                 return true;
             }
-            match sink.frame(&Frame::new(header.meta, &[bytes])) {
+            match sink.frame(&frame) {
                 Rx::Taken => {
                     counters.received(bytes.len());
                     true
@@ -316,6 +319,7 @@ impl Port for ShmPort {
 
     fn receive(&mut self, budget: usize, sink: &mut dyn RxSink) -> usize {
         let count = self.receive_held(budget, sink);
+        sink.done();
         self.release();
         count
     }

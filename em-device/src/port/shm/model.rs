@@ -165,7 +165,8 @@ fn send(producer: &mut Producer, own: &Bell, peer: &Bell) {
 /// Takes what is there; answers how much, and `next` is the record that comes next.
 fn take(consumer: &mut Consumer, next: &mut usize) -> usize {
     consumer
-        .batch(64, &mut |header, _| {
+        .batch(64, &mut |words, _| {
+            let header = record::Header::from_words(words);
             assert_eq!(header.len as usize, *next + 1, "in order, and as sent");
             *next += 1;
             true

@@ -29,6 +29,7 @@ impl Header {
     }
 
     /// From the two words in the ring; any are possible.
+    #[inline]
     pub(super) fn from_words([first, second]: [u64; 2]) -> Self {
         Self {
             len: first as u32,

@@ -70,7 +70,7 @@ impl Device {
     ) -> Option<Box<Request>> {
         match self {
             Self::Mlx5(device) => device.engine().receive(from, packet, cx),
-            Self::Erdma(device) => device.engine().receive(from, packet, cx),
+            Self::Erdma(device) => device.receive(from, packet, cx),
         }
     }
 

@@ -14,7 +14,7 @@ pub use position::Position;
 use super::chain::{BadChain, Parts, Walked};
 use super::common::QueueSetup;
 use super::feature;
-use dot_iommu::DotView;
+use dot_iommu::{Access, DotView};
 use smartep::state::{QueueState, State};
 use std::sync::Arc;
 
@@ -260,6 +260,13 @@ impl<'v> Attached<'_, 'v> {
     #[inline]
     pub fn pop(&mut self, parts: &mut Parts<'v>) -> Result<Option<Taken>, RingError> {
         either!(self, ring => ring.pop(parts))
+    }
+
+    /// Has the processor fetch the buffer that is `ahead` places behind the next one, if it is known to be there, for
+    /// reading or writing: it comes from the cache of the driver's processor. A hint.
+    #[inline]
+    pub fn prefetch(&self, ahead: u16, access: Access) {
+        either!(self, ring => ring.prefetch(ahead, access));
     }
 
     /// Puts the last buffers back, `slots` entries in all: they are taken again next time.

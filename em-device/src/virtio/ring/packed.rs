@@ -10,8 +10,8 @@
 use super::{Head, Position, QueueNote, RingError, RingFeatures, Taken};
 use crate::virtio::area::GuestArea;
 use crate::virtio::chain::{
-    BadChain, Chain, DESCRIPTOR_BYTES, INDIRECT, MAX_DESCRIPTORS, NEXT, PackedDescriptor, Parts,
-    WRITE,
+    self, BadChain, Chain, DESCRIPTOR_BYTES, INDIRECT, MAX_DESCRIPTORS, NEXT, PackedDescriptor,
+    Parts, WRITE,
 };
 use crate::virtio::common::QueueSetup;
 use dot_iommu::{Access, DotView};
@@ -295,6 +295,22 @@ impl<'v> Attached<'_, 'v> {
         let head = Head { id, slots };
         let chain = found.map(|()| chain.walked());
         Ok(Some(Taken { head, chain }))
+    }
+
+    #[inline]
+    pub(super) fn prefetch(&self, ahead: u16, access: Access) {
+        let ring = &*self.ring;
+        let size = ring.setup.size;
+        if ahead >= size - ring.taken {
+            return;
+        }
+        let place = ring.next_avail.forward(ahead, size);
+        if self
+            .flags(place)
+            .is_ok_and(|flags| place.is_available(flags))
+        {
+            chain::prefetch(self.view, &self.desc, place.index(), access);
+        }
     }
 
     fn add(

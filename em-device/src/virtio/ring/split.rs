@@ -169,6 +169,22 @@ impl<'v> Attached<'_, 'v> {
         Ok(Some(Taken { head, chain }))
     }
 
+    #[inline]
+    pub(super) fn prefetch(&self, ahead: u16, access: Access) {
+        let ring = &*self.ring;
+        if (ring.known_avail - ring.next_avail).0 <= ahead {
+            return;
+        }
+        let slot = u64::from((ring.next_avail.0.wrapping_add(ahead)) % ring.setup.size);
+        let head = self
+            .avail
+            .load::<u16>(RING + AVAIL_ENTRY * slot, Ordering::Relaxed)
+            .map(u16::from_le);
+        if let Some(head) = head.filter(|head| *head < ring.setup.size) {
+            chain::prefetch(self.view, &self.desc, head, access);
+        }
+    }
+
     /// Reads the driver's index anew.
     fn look(&mut self) -> Result<(), RingError> {
         let ring = &mut *self.ring;

@@ -85,6 +85,8 @@ fn a_datagram_to_nobody_is_lost_and_its_sender_lives() {
         a.sends.success().unwrap();
     }
     b.receive(0, 4096);
+    // Its doorbell has been read when a later request has an answer.
+    b.driver.create_ah(b.pd, 1, to(0, false)).unwrap();
     let part = a.part(0, 55);
     a.send(Send::Datagram(2, 1, QKEY), &[part]);
     a.sends.success().unwrap();

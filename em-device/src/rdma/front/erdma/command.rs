@@ -3,6 +3,7 @@
 use super::bytes::{u32_at, u64_at};
 use super::cq::{COMMANDS, Cqe, header};
 use super::registers::{COMMAND_CQ, Setup};
+use super::tables::MAX_CQS;
 use super::{cq, eq};
 use crate::rdma::engine::Refused;
 use crate::rdma::front::buffer::{BadBuffer, NotMapped, QueueBuffer};
@@ -137,8 +138,9 @@ pub(super) struct CommandQueue {
     place: Option<QueuePlace>,
 }
 
-/// The word of a place; the other is the completions'.
-const TAKEN: usize = 1;
+/// Number of the place, where no completion queue has one, and its word.
+pub(super) const PLACE: u32 = MAX_CQS;
+const TAKEN: usize = 0;
 
 /// Blocks of a command with this first word.
 fn blocks(head: u64) -> u16 {
@@ -184,7 +186,7 @@ impl CommandQueue {
         if let Some(place) = kept.eq(0) {
             self.events.keep_in(place);
         }
-        self.place = kept.cq(COMMAND_CQ);
+        self.place = kept.cq(PLACE);
         self.keep_taken();
     }
 
@@ -193,12 +195,12 @@ impl CommandQueue {
         if let Some(place) = kept.eq(0) {
             self.events.restore(place, memory, irqs);
         }
-        let Some(place) = kept.cq(COMMAND_CQ) else {
+        let (Some(place), Some(completions)) = (kept.cq(PLACE), kept.cq(COMMAND_CQ)) else {
             return;
         };
         self.consumer = place.load(TAKEN) as u16;
-        let armed = self.completions.restore(place, memory);
-        self.place = kept.cq(COMMAND_CQ);
+        let mut due = self.completions.restore(completions, memory);
+        self.place = Some(place);
         let last = self.completions.last(memory);
         let done = last.map(|entry| u32_at(&entry, 4).swap_bytes());
         if done == Some(self.consumer.into()) {
@@ -210,7 +212,8 @@ impl CommandQueue {
             }
             self.keep_taken();
         }
-        if armed {
+        due |= self.completions.ever_armed(memory) && self.completions.arm_for_commands(memory);
+        if due {
             self.tell(memory, irqs);
         }
     }
@@ -285,6 +288,7 @@ impl CommandQueue {
 
     fn tell(&mut self, memory: &DotView<'_>, irqs: &Irqs) {
         self.events.push(eq::Eqe::COMMAND, memory, irqs);
+        self.completions.event_stored();
     }
 
     /// The event queue's doorbell.

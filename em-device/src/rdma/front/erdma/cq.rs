@@ -2,6 +2,7 @@
 //!
 //! The driver never says what it has read but when it wants an event, so an overrun cannot be seen.
 
+use crate::rdma::front::allowance::Charge;
 use crate::rdma::front::buffer::{BadBuffer, NotMapped, QueueBuffer, Record};
 use crate::rdma::kept::QueuePlace;
 use crate::rdma::verbs::{Completion, CompletionQueue, Done, Pushed, Status};
@@ -128,6 +129,8 @@ enum Armed {
 pub struct Cq {
     eqn: u32,
     buffer: QueueBuffer,
+    /// What its page list takes.
+    _charge: Option<Charge>,
     log_size: u32,
     record: Record,
     producer: u32,
@@ -136,12 +139,27 @@ pub struct Cq {
     news: bool,
     /// The producer counter after the newest solicited or failed entry since the last event.
     solicited: Option<u32>,
-    /// Where its producer counter is known to who takes the place of this process.
+    /// What was in the doorbell record when it was acted on last, see [`arm_word`].
+    arm_word: u32,
+    /// The producer counter at the last event, 24 bits.
+    told_at: u32,
+    /// Where it is known to who takes the place of this process.
     place: Option<QueuePlace>,
 }
 
-/// The word of a place.
+/// Words of a place, and in the second: what is armed, the producer counter at the last event, the record's word that
+/// was acted on last.
 const PRODUCED: usize = 0;
+const EVENTS: usize = 1;
+const ARMED_SHIFT: u32 = 56;
+const TOLD_SHIFT: u32 = 32;
+
+/// What of a doorbell record tells one arming from the next: all of the lower half but for the bits without a meaning,
+/// in whose place the count of armings stands.
+fn arm_word(record: u64) -> u32 {
+    const UNUSED: u32 = 0xf << 24;
+    record as u32 & !UNUSED | (record >> 56 << 24) as u32 & UNUSED
+}
 
 impl Cq {
     /// A queue of 2^`log_size` entries with its doorbell record at `record`; `eqn` is the event queue for its events.
@@ -157,24 +175,34 @@ impl Cq {
         Ok(Self {
             eqn,
             buffer: buffer.ring(CQE << log_size)?,
+            _charge: None,
             log_size,
             record: Record::new(record)?,
             producer: 0,
             armed: Armed::Not,
             news: false,
             solicited: None,
+            arm_word: 0,
+            told_at: 0,
             place: None,
         })
     }
 
-    /// What becomes of it outlives this process from here on.
-    pub(super) fn keep_in(&mut self, place: QueuePlace) {
-        place.store(PRODUCED, self.producer.into());
-        self.place = Some(place);
+    /// Holds what its page list takes from the function's allowance.
+    pub(super) fn hold(&mut self, charge: Charge) {
+        self._charge = Some(charge);
     }
 
-    /// Goes on where a former process was. Answers whether the driver ever asked for an event: it may be owed one.
+    /// What becomes of it outlives this process from here on.
+    pub(super) fn keep_in(&mut self, place: QueuePlace) {
+        self.place = Some(place);
+        self.keep_events();
+        self.keep_producer();
+    }
+
+    /// Goes on where a former process was. Answers whether an event is due that it owed.
     pub(super) fn restore(&mut self, place: QueuePlace, view: &DotView<'_>) -> bool {
+        let events = place.load(EVENTS);
         self.producer = place.load(PRODUCED) as u32;
         // An entry may have been stored last and not counted; one, because each is counted right behind its store.
         let mut next = [0; CQE as usize];
@@ -184,11 +212,49 @@ impl Cq {
                 self.producer = self.producer.wrapping_add(1);
             }
         }
-        place.store(PRODUCED, self.producer.into());
+        self.told_at = (events >> TOLD_SHIFT) as u32 & MASK;
+        self.arm_word = events as u32;
+        self.news = self.told_at != self.producer & MASK;
+        self.solicited = self.news.then_some(self.producer);
+        self.armed = match events >> ARMED_SHIFT & 3 {
+            1 => Armed::Any,
+            2 => Armed::Solicited,
+            _ => Armed::Not,
+        };
         self.place = Some(place);
-        self.record
-            .load_whole(view)
-            .is_ok_and(|word| word & ARM != 0)
+        self.keep_producer();
+        let Ok(word) = self.record.load_whole(view) else {
+            return false;
+        };
+        // Its doorbell may be lost.
+        let rang = word & ARM != 0 && arm_word(word) != self.arm_word;
+        (rang || self.armed != Armed::Not) && self.arm_with(word)
+    }
+
+    /// The event that was due is in its queue.
+    pub(super) fn event_stored(&self) {
+        self.keep_events();
+    }
+
+    fn keep_producer(&self) {
+        if let Some(place) = &self.place {
+            place.store(PRODUCED, self.producer.into());
+        }
+    }
+
+    fn keep_events(&self) {
+        if let Some(place) = &self.place {
+            let armed = match self.armed {
+                Armed::Not => 0u64,
+                Armed::Any => 1,
+                Armed::Solicited => 2,
+            };
+            let told = u64::from(self.told_at) << TOLD_SHIFT;
+            place.store(
+                EVENTS,
+                armed << ARMED_SHIFT | told | u64::from(self.arm_word),
+            );
+        }
     }
 
     /// The bytes of entry `index`.
@@ -226,9 +292,14 @@ impl Cq {
     /// Entries that an event told of are seen: programs ask for the next event before they take them, and some do not
     /// expect an event without a new entry.
     pub(super) fn arm(&mut self, view: &DotView<'_>) -> bool {
-        let Ok(word) = self.record.load_whole(view) else {
-            return false;
-        };
+        match self.record.load_whole(view) {
+            Ok(word) => self.arm_with(word),
+            Err(NotMapped) => false,
+        }
+    }
+
+    fn arm_with(&mut self, word: u64) -> bool {
+        self.arm_word = arm_word(word);
         let (armed, newest) = match word & SOLICITED {
             0 => (Armed::Any, self.news.then_some(self.producer)),
             _ => (Armed::Solicited, self.solicited),
@@ -238,7 +309,10 @@ impl Cq {
         let due = (1..1 << 23).contains(&unread);
         match due {
             true => self.told(),
-            false => self.armed = armed,
+            false => {
+                self.armed = armed;
+                self.keep_events();
+            }
         }
         due
     }
@@ -250,11 +324,18 @@ impl Cq {
         self.arm(view)
     }
 
+    /// Whether the driver ever asked for an event.
+    pub(super) fn ever_armed(&self, view: &DotView<'_>) -> bool {
+        let record = self.record.load_whole(view);
+        record.is_ok_and(|word| word & ARM != 0)
+    }
+
     /// The driver gets an event.
     fn told(&mut self) {
         self.armed = Armed::Not;
         self.news = false;
         self.solicited = None;
+        self.told_at = self.producer & MASK;
     }
 
     /// Adds an entry; the driver polls the owner bit, so its word comes last.
@@ -274,9 +355,7 @@ impl Cq {
             .store(word, 0, Ordering::Release)
             .map_err(|_| NotMapped)?;
         self.producer = self.producer.wrapping_add(1);
-        if let Some(place) = &self.place {
-            place.store(PRODUCED, self.producer.into());
-        }
+        self.keep_producer();
         Ok(())
     }
 

@@ -1,19 +1,19 @@
 //! The function on the data path: its objects, its commands' execution, its events.
 
 use super::address::{self, AV};
-use super::bytes::{bits, bytes_at, read_list};
+use super::bytes::{bits, bytes_at};
 use super::command::{Command, CommandQueue, Fault, Response, opcode};
 use super::cq::{CQE, Cq};
 use super::eq::{Eq, Eqe, event};
 use super::kept::KeptDevice;
+use super::memory::{Pages, Place, QueueMemory};
 use super::registers::{AEQ, COMMAND_CQ, Setup, page};
 use super::tables::{DMA_KEY, MAX_ADDRESSES, MAX_CQS, MAX_QPS, SharedTables};
 use super::{Erdma, mr};
 use crate::rdma::engine::{Context, Engine, Notice};
 use crate::rdma::front::allowance::{Allowance, Charge};
-use crate::rdma::front::buffer::QueueBuffer;
 use crate::rdma::front::doorbells::Doorbells;
-use crate::rdma::packet::Addresses;
+use crate::rdma::packet::{Addresses, Packet, Request};
 use crate::rdma::verbs::{CqNum, Path, Peer, QpNum};
 use dot_iommu::DotView;
 use m2m_fabric::proto::RdmaSpec;
@@ -70,7 +70,7 @@ pub struct Device {
     pub(super) events: Option<Eq>,
     /// Of completions, by number; the first is 1.
     pub(super) eqs: BTreeMap<u32, Eq>,
-    allowance: Allowance,
+    pub(super) allowance: Allowance,
     /// What the page lists of regions take, by index.
     charges: HashMap<u32, Charge>,
     addresses: Addresses,
@@ -300,18 +300,24 @@ impl Device {
         }
         let (count, level) = (bits(shape, 16..=31) as usize, bits(shape, 15..=15));
         let address = command.long(12);
-        let list = match level {
-            0 => vec![address],
-            _ => read_list(address, count, memory).ok_or(Fault::Memory("page list of a queue"))?,
+        let pages = match level {
+            0 => Pages::Inline(vec![address]),
+            _ => Pages::List(address, count),
         };
         let len = CQE
             .checked_shl(log_size)
             .filter(|_| log_size < 32)
             .ok_or(Fault::Field("the size of a queue"))?;
-        let shift = bits(head, 20..=23) as u8 + 12;
-        let buffer = QueueBuffer::anywhere(list.into(), shift, command.word(32).into(), len)?;
+        let place = Place {
+            pages,
+            shift: bits(head, 20..=23) as u8 + 12,
+            offset: command.word(32).into(),
+            len,
+        };
+        let QueueMemory { buffer, charge } = place.find(&self.allowance, memory)?;
         let eqn = bits(shape, 0..=9);
         let mut cq = Cq::new(buffer, log_size, command.long(24), eqn)?;
+        cq.hold(charge);
         if let Some(place) = self.kept.get().and_then(|kept| kept.cq(cqn)) {
             // One of this number may be there already, whose place it is.
             if self.engine.cq_mut(CqNum(cqn)).is_none() {
@@ -409,6 +415,29 @@ impl Device {
         }
     }
 
+    /// A packet came in; see [`Engine::receive`]. What was posted before it came is there for it.
+    pub fn receive(
+        &mut self,
+        from: Peer,
+        packet: Packet,
+        cx: &mut Context<'_>,
+    ) -> Option<Box<Request>> {
+        if self.doorbells.is_rung() {
+            self.take_receives();
+        }
+        self.engine.receive(from, packet, cx)
+    }
+
+    fn take_receives(&mut self) -> bool {
+        let mut worked = false;
+        let doorbells = self.doorbells.clone();
+        doorbells.take_receives(|number| {
+            worked = true;
+            self.ring_receive(number);
+        });
+        worked
+    }
+
     fn take_doorbells(&mut self, memory: &DotView<'_>) -> bool {
         let mut worked = false;
         let doorbells = self.doorbells.clone();
@@ -447,10 +476,7 @@ impl Device {
                 self.post_completion(number, memory);
             }
         });
-        doorbells.take_receives(|number| {
-            worked = true;
-            self.ring_receive(number);
-        });
+        worked |= self.take_receives();
         doorbells.take_sends(|number| {
             worked = true;
             self.ring_send(number);
@@ -485,6 +511,9 @@ impl Device {
         let eq = eqn.and_then(|eqn| self.eqs.get_mut(&eqn));
         let stored = eq.is_some_and(|eq| eq.push(Eqe::completion(cqn), memory, &self.irqs));
         self.lost_events += u64::from(!stored);
+        if let Some(cq) = self.engine.cq_mut(CqNum(cqn)) {
+            cq.event_stored();
+        }
     }
 }
 

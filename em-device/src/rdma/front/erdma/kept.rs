@@ -2,7 +2,6 @@
 //!
 //! A record is a command, which the successor gives to the same code again; of a queue pair's changes only what it is
 //! afterwards is kept. The page tables that commands name are the driver's memory and stay as long as their objects.
-//! Whether an event is asked for is not kept: the successor sends one for each queue that ever asked.
 
 use super::command::{Command, Fault, Response, opcode};
 use super::device::Device;
@@ -131,7 +130,12 @@ impl KeptDevice {
 
 /// The queues that are there without a command begin at their beginning.
 fn forget_places(kept: &Kept) {
-    let places = [kept.cq(COMMAND_CQ), kept.eq(0), kept.eq(AEQ)];
+    let places = [
+        kept.cq(COMMAND_CQ),
+        kept.cq(super::command::PLACE),
+        kept.eq(0),
+        kept.eq(AEQ),
+    ];
     for place in places.iter().flatten() {
         place.store(0, 0);
         place.store(1, 0);
@@ -207,7 +211,7 @@ impl Device {
     }
 
     /// Takes over what a former process left in `kept`; the device is as after power-on. `setup`: what the registers
-    /// say, if the driver has begun. The driver notices nothing but events that tell of nothing new.
+    /// say, if the driver has begun. The driver notices nothing but an interrupt.
     ///
     /// # Errors
     /// A record makes no sense. The device has to be reset then.

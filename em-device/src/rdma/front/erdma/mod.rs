@@ -13,6 +13,7 @@ pub mod cq;
 mod device;
 mod eq;
 mod kept;
+mod memory;
 mod mr;
 mod qp;
 mod registers;

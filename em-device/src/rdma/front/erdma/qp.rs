@@ -1,14 +1,15 @@
 //! Commands of queue pairs.
 
 use super::address::{self, AV};
-use super::bytes::{bits, read_list};
+use super::bytes::bits;
 use super::command::{Command, Fault, Response, opcode};
 use super::device::Device;
+use super::memory::{Pages, Place, QueueMemory};
 use super::rq::{RQE, Rq};
 use super::sq::{self, Sq, SqSetup};
 use super::tables::{DmaKey, MAX_CQS, MAX_QPS};
 use crate::rdma::engine::{Context, QpSetup};
-use crate::rdma::front::buffer::QueueBuffer;
+use crate::rdma::front::allowance::Allowance;
 use crate::rdma::verbs::{
     CqNum, Destination, Path, Pd, QpChange, QpNum, QpState, ReceiveFrom, Region, Rights, Service,
     Translation,
@@ -111,38 +112,49 @@ struct Queue {
     log_size: u32,
     cq: CqNum,
     record: u64,
-    buffer: QueueBuffer,
+    memory: QueueMemory,
 }
 
-fn queue(command: &Command, at: &Places, entry: u64, memory: &DotView<'_>) -> Result<Queue, Fault> {
+fn queue(
+    command: &Command,
+    at: &Places,
+    entry: u64,
+    allowance: &Allowance,
+    memory: &DotView<'_>,
+) -> Result<Queue, Fault> {
     let config = command.word(at.config);
     let cq = bits(config, 0..=23);
     let pages = command.word(at.pages);
     let count = bits(pages, 1..=11) as usize;
     let address = command.long(at.address);
-    let list = match pages & 1 {
+    let offset = u64::from(pages & !0xfff);
+    let pages = match pages & 1 {
         0 if count <= INLINE => {
             let more = (at.more..).step_by(8).map(|at| command.long(at));
-            std::iter::once(address).chain(more).take(count).collect()
+            Pages::Inline(std::iter::once(address).chain(more).take(count).collect())
         }
         0 => return Err(Fault::Field("the number of a queue's pages")),
-        _ => read_list(address, count, memory).ok_or(Fault::Memory("page list of a queue"))?,
+        _ => Pages::List(address, count),
     };
     let log_size = bits(command.word(at.depth), 20..=31);
     let len = entry
         .checked_shl(log_size)
         .filter(|len| log_size < 16 && *len != 0)
         .ok_or(Fault::Field("the size of a queue"))?;
-    let shift = bits(config, 28..=31) as u8 + 12;
-    let offset = u64::from(pages & !0xfff);
     if cq == 0 || cq >= MAX_CQS {
         return Err(Fault::Number("completion queue"));
     }
+    let place = Place {
+        pages,
+        shift: bits(config, 28..=31) as u8 + 12,
+        offset,
+        len,
+    };
     Ok(Queue {
         log_size,
         cq: CqNum(cq),
         record: command.long(at.record),
-        buffer: QueueBuffer::anywhere(list.into(), shift, offset, len)?,
+        memory: place.find(allowance, memory)?,
     })
 }
 
@@ -162,8 +174,8 @@ impl Device {
         memory: &DotView<'_>,
     ) -> Result<Response, Fault> {
         let qpn = qpn(command)?;
-        let sends = queue(command, &SENDS, sq::BLOCK, memory)?;
-        let receives = queue(command, &RECEIVES, RQE, memory)?;
+        let sends = queue(command, &SENDS, sq::BLOCK, &self.allowance, memory)?;
+        let receives = queue(command, &RECEIVES, RQE, &self.allowance, memory)?;
         let datagram = qpn == GSI || bits(command.word(116), 0..=3) == DATAGRAM;
         let service = match datagram {
             true => Service::Ud,
@@ -173,7 +185,7 @@ impl Device {
         let kernel = command.word(SENDS.config) & OF_A_PROGRAM == 0;
         let dma_key = kernel.then(|| DmaKey::of(qpn));
         let send = Sq::new(SqSetup {
-            buffer: sends.buffer,
+            memory: sends.memory,
             log_size: sends.log_size,
             record: sends.record,
             service,
@@ -181,7 +193,7 @@ impl Device {
             pd,
             tables: self.tables.clone(),
         })?;
-        let receive = Rq::new(receives.buffer, receives.log_size, receives.record, dma_key)?;
+        let receive = Rq::new(receives.memory, receives.log_size, receives.record, dma_key)?;
         self.engine.add_qp(QpSetup {
             num: QpNum(qpn),
             service,

@@ -1,7 +1,9 @@
 //! Receive queues: rings of entries of 32 bytes with one scatter element each.
 
 use super::bytes::{u32_at, u64_at};
+use super::memory::QueueMemory;
 use super::tables::DmaKey;
+use crate::rdma::front::allowance::Charge;
 use crate::rdma::front::buffer::{BadBuffer, NotMapped, QueueBuffer, Record};
 use crate::rdma::verbs::{MemKey, Next, ReceiveQueue, ReceiveRequest, Sge, Sges};
 use dot_iommu::DotView;
@@ -15,6 +17,7 @@ const MAX_LOG_SIZE: u32 = 15;
 #[derive(Debug)]
 pub struct Rq {
     buffer: QueueBuffer,
+    _charge: Charge,
     /// Entries, at most 2¹⁵.
     size: u16,
     record: Record,
@@ -28,7 +31,7 @@ pub struct Rq {
 impl Rq {
     /// An empty queue of 2^`log_size` entries with its doorbell record at `record`.
     pub(super) fn new(
-        buffer: QueueBuffer,
+        memory: QueueMemory,
         log_size: u32,
         record: u64,
         dma_key: Option<DmaKey>,
@@ -37,7 +40,8 @@ impl Rq {
             return Err(BadBuffer::Size("number of entries"));
         }
         Ok(Self {
-            buffer: buffer.ring(RQE << log_size)?,
+            buffer: memory.buffer.ring(RQE << log_size)?,
+            _charge: memory.charge,
             size: 1 << log_size,
             record: Record::new(record)?,
             dma_key,

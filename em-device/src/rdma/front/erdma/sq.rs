@@ -2,9 +2,10 @@
 
 use super::bytes::{bits, u32_at, u64_at};
 use super::cq::{cookie, opcode};
+use super::memory::QueueMemory;
 use super::mr;
 use super::tables::{DmaKey, SharedTables};
-use crate::rdma::front::buffer::{BadBuffer, NotMapped, QueueBuffer, Record};
+use crate::rdma::front::buffer::{BadBuffer, NotMapped, Record};
 use crate::rdma::verbs::{
     Data, Datagram, MemKey, Next, Operation, QpNum, RegionChange, Regions, Rights, SendQueue,
     Service, Sge, Sges, WorkRequest,
@@ -27,7 +28,7 @@ const MAX_INLINE: usize = 96;
 /// A send queue to be made.
 #[derive(Debug)]
 pub(super) struct SqSetup {
-    pub(super) buffer: QueueBuffer,
+    pub(super) memory: QueueMemory,
     /// log₂ of its blocks, 0 to 15.
     pub(super) log_size: u32,
     /// Bus address of its doorbell record.
@@ -85,7 +86,8 @@ impl Sq {
         if setup.log_size > MAX_LOG_SIZE {
             return Err(BadBuffer::Size("number of blocks"));
         }
-        setup.buffer = setup.buffer.ring(BLOCK << setup.log_size)?;
+        let whole = setup.memory.buffer;
+        setup.memory.buffer = whole.ring(BLOCK << setup.log_size)?;
         Ok(Self {
             size: 1 << setup.log_size,
             record: Record::new(setup.record)?,
@@ -120,7 +122,8 @@ impl Sq {
         let mut entry = [0; MAX_LEN];
         let slot = |index: u16| u64::from(index & (self.size - 1)) * BLOCK;
         let (first, rest) = entry.split_at_mut(BLOCK as usize);
-        self.setup.buffer.read(slot(index), first, view)?;
+        let buffer = &self.setup.memory.buffer;
+        buffer.read(slot(index), first, view)?;
         let head = Head(u64_at(first, 0));
         let rest = rest.get_mut(..(usize::from(head.blocks()) - 1) * BLOCK as usize);
         let Some(rest) = rest.filter(|_| posted <= self.size && head.blocks() <= posted) else {
@@ -129,9 +132,7 @@ impl Sq {
             return Ok(Next::Bad(cookie(index, head.opcode())));
         };
         if !rest.is_empty() {
-            self.setup
-                .buffer
-                .read(slot(index.wrapping_add(1)), rest, view)?;
+            buffer.read(slot(index.wrapping_add(1)), rest, view)?;
         }
         self.consumer = index.wrapping_add(head.blocks());
         let len = usize::from(head.blocks()) * BLOCK as usize;
