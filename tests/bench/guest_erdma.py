@@ -14,7 +14,7 @@ from lab.report import append_metric, table
 from lab.session import Lab, find_parts
 
 # Bytes of a message; messages; the least ratio to mlx5.
-SIZES = ((65536, 10000, 0), (1 << 20, 5000, 0.9))
+SIZES = ((65536, 60000, 0), (1 << 20, 20000, 0.9))
 
 
 def measure(lab, devices, size, count, number):

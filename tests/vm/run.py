@@ -19,10 +19,10 @@ from lab.errors import LabError  # noqa: E402
 from lab.session import Lab, find_parts  # noqa: E402
 
 MODULES = ("main_job", "network", "rdma", "rdma_function", "rdma_ethernet", "rdma_function_life", "life_cycle",
-           "recovery", "rdma_recovery", "rdma_recovery_ethernet", "vhost_user", "gpudirect")
+           "recovery", "rdma_recovery", "rdma_recovery_ethernet", "vhost_user", "gpudirect", "erdma")
 # Run when named: they take minutes each.
 NAMED = ("sessions", "rdma_function_more", "rdma_ethernet_more", "rdma_function_life_more", "applications", "own_image",
-         "gpudirect_lazy", "guest_iommu", "rdma_core", "erdma", "erdma_more", "erdma_mlx5")
+         "gpudirect_lazy", "guest_iommu", "rdma_core", "erdma_more", "erdma_mlx5")
 
 
 class Context:
