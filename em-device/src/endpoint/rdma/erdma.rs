@@ -3,45 +3,13 @@
 use std::sync::{Arc, Mutex};
 
 use m2m_fabric::proto::RdmaSpec;
-use smartep::irq::Irqs;
 use smartep::state::Section;
 
 use super::{Memory, RdmaData, lock};
 use crate::rdma::front;
 use crate::rdma::front::doorbells::Doorbells;
-use crate::rdma::front::erdma::{Action, Command, Device, Registers};
-use crate::rdma::verbs::{Destination, Peer};
-
-/// The device for the data path.
-pub(super) fn device(
-    spec: &RdmaSpec,
-    own: Peer,
-    irqs: Arc<Irqs>,
-    doorbells: &Arc<Doorbells>,
-    kept: &Memory,
-) -> Box<Device> {
-    let mut device = Box::new(Device::new(spec.clone(), own, irqs, doorbells.clone()));
-    match &kept.objects {
-        Some(objects) if !kept.resumes => {
-            objects.clear();
-            device.keep_in(objects.clone());
-        }
-        _ => {}
-    }
-    device
-}
-
-/// No object is left, and those that are made from now on outlive the process.
-pub(super) fn begin_anew(data: &RdmaData) {
-    let objects = data.kept.objects.clone();
-    data.on_function(move |f| {
-        f.reset();
-        if let Some(objects) = objects {
-            objects.clear();
-            f.with_erdma(|device, _| device.keep_in(objects));
-        }
-    });
-}
+use crate::rdma::front::erdma::{Action, Command, Registers};
+use crate::rdma::verbs::Destination;
 
 /// See the module.
 #[derive(Debug)]
@@ -99,7 +67,7 @@ impl Face {
         if self.restore(data) {
             return true;
         }
-        begin_anew(data);
+        data.begin_anew();
         self.reset();
         self.note(&data.kept);
         log::warn!(

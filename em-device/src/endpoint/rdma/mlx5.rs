@@ -27,32 +27,12 @@ pub(super) fn device(
     irqs: Arc<Irqs>,
     doorbells: &Arc<Doorbells>,
     pages: Option<MappedPages>,
-    kept: &Memory,
 ) -> Box<Device> {
     let mut device = Box::new(Device::new(spec.clone(), own, irqs, doorbells.clone()));
     if let Some(pages) = pages {
         device.map_doorbells(Arc::new(pages));
     }
-    match &kept.objects {
-        Some(objects) if !kept.resumes => {
-            objects.clear();
-            device.keep_in(objects.clone());
-        }
-        _ => {}
-    }
     device
-}
-
-/// No object is left, and those that are made from now on outlive the process.
-pub(super) fn begin_anew(data: &RdmaData) {
-    let objects = data.kept.objects.clone();
-    data.on_function(move |f| {
-        f.reset();
-        if let Some(objects) = objects {
-            objects.clear();
-            f.with_mlx5(|device, _| device.keep_in(objects));
-        }
-    });
 }
 
 /// See the module.
@@ -103,7 +83,7 @@ impl Face {
         }
         // The driver finds what it finds when the firmware of a card died: an interface that is disabled though it
         // did not disable it. Its health poll sees that and loads the device anew.
-        begin_anew(data);
+        data.begin_anew();
         let disabled = NIC_DISABLED << NIC_INTERFACE_SHIFT;
         lock(&self.registers).write(CMDQ_LOW, &disabled.to_be_bytes());
         self.note(&data.kept);

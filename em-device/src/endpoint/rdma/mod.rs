@@ -26,9 +26,9 @@ use super::{EndpointError, FunctionData, Seat, lock, report};
 use crate::control::OmLink;
 use crate::rdma::engine::Context;
 use crate::rdma::fabric::Wires;
-use crate::rdma::front::Device;
 use crate::rdma::front::doorbells::Doorbells;
 use crate::rdma::front::mlx5::MappedPages;
+use crate::rdma::front::{self, Device};
 use crate::rdma::function::RdmaFunction;
 use crate::rdma::kept::{Kept, KeptError};
 use crate::rdma::verbs::{Destination, Path, Peer};
@@ -90,18 +90,25 @@ impl RdmaData {
     ) -> Result<Self, EndpointError> {
         let (id, own) = (seat.id, Peer(seat.id));
         let doorbells = Arc::new(Doorbells::default());
-        let (device, face) = match spec.face {
+        let (mut device, face) = match spec.face {
             RdmaFace::Mlx5 => {
-                let device = mlx5::device(&spec, own, irqs, &doorbells, pages, &kept);
+                let device = mlx5::device(&spec, own, irqs, &doorbells, pages);
                 let face = mlx5::Face::new(doorbells);
                 (Device::Mlx5(device), Face::Mlx5(face))
             }
             RdmaFace::Erdma => {
-                let device = erdma::device(&spec, own, irqs, &doorbells, &kept);
+                let device = front::erdma::Device::new(spec.clone(), own, irqs, doorbells.clone());
                 let face = erdma::Face::new(&spec, doorbells);
-                (Device::Erdma(device), Face::Erdma(face))
+                (Device::Erdma(Box::new(device)), Face::Erdma(face))
             }
         };
+        match &kept.objects {
+            Some(objects) if !kept.resumes => {
+                objects.clear();
+                device.keep_in(objects.clone());
+            }
+            _ => {}
+        }
         let wires = Wires::new(own, asker(&seat)?);
         let windows = Windows::default();
         let memory = table.reader().with_windows(&windows.reader());
@@ -137,6 +144,18 @@ impl RdmaData {
             };
             self.tell(request, &[]);
         }
+    }
+
+    /// No object is left, and those that are made from now on outlive the process.
+    fn begin_anew(&self) {
+        let objects = self.kept.objects.clone();
+        self.on_function(move |f| {
+            f.reset();
+            if let Some(objects) = objects {
+                objects.clear();
+                f.with(|device, _| device.keep_in(objects));
+            }
+        });
     }
 
     /// Runs on the data path, when the function is there.
@@ -407,10 +426,7 @@ impl DataSide for RdmaData {
         *lock(&self.connected) = true;
         if self.kept.resumes {
             // The client that was to be taken over is gone.
-            match &self.face {
-                Face::Mlx5(_) => mlx5::begin_anew(self),
-                Face::Erdma(_) => erdma::begin_anew(self),
-            }
+            self.begin_anew();
         }
         self.share_windows();
         report(&self.seat.om, self.seat.id, FunctionState::Connected);

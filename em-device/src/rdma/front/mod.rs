@@ -8,12 +8,14 @@ pub mod mlx5;
 mod stats;
 
 use super::engine::Context;
+use super::kept::Kept;
 use super::packet::{Addresses, Packet, Request};
 use super::verbs::{Path, Peer};
 use crate::net::links::Links;
 use crate::worker::Watch;
 use dot_iommu::DotView;
 use m2m_fabric::proto::QueueStats;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The device that a guest sees, whichever it is.
@@ -52,6 +54,14 @@ impl Device {
         match self {
             Self::Mlx5(device) => device.set_link(up),
             Self::Erdma(device) => device.set_link(up),
+        }
+    }
+
+    /// Objects made from now on are kept there.
+    pub fn keep_in(&mut self, objects: Arc<Kept>) {
+        match self {
+            Self::Mlx5(device) => device.keep_in(objects),
+            Self::Erdma(device) => device.keep_in(objects),
         }
     }
 
