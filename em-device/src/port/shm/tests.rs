@@ -40,6 +40,38 @@ fn a_frame_arrives_with_its_offload_facts_after_the_flush() {
 }
 
 #[test]
+fn a_sink_is_told_before_the_room_of_its_frames_is_given_back() {
+    /// Notes whether the sender still has what was taken.
+    struct Sink<'a> {
+        sender: &'a mut ShmPort,
+        taken: usize,
+        kept: Option<bool>,
+    }
+    impl RxSink for Sink<'_> {
+        fn frame(&mut self, _: &Frame<'_>) -> Rx {
+            self.taken += 1;
+            Rx::Taken
+        }
+        fn done(&mut self) {
+            let sent = self.sender.sent();
+            self.kept = Some(self.taken == 2 && !self.sender.is_done(sent));
+        }
+    }
+    let (mut a, mut b) = pair();
+    (0..2).for_each(|_| send(&mut a, PLAIN, &[1; 60]).unwrap());
+    a.flush();
+    let sent = a.sent();
+    let mut sink = Sink {
+        sender: &mut a,
+        taken: 0,
+        kept: None,
+    };
+    assert_eq!(b.receive(9, &mut sink), 2);
+    assert_eq!(sink.kept, Some(true));
+    assert!(a.is_done(sent));
+}
+
+#[test]
 fn a_frame_of_impossible_length_is_refused_and_counted() {
     let (mut a, _b) = pair();
     for len in [0, MIN_FRAME - 1, MAX_FRAME + 1] {
