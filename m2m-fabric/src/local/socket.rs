@@ -101,19 +101,13 @@ impl Socket {
         }
         let mut space = [MaybeUninit::uninit(); CMSG_BYTES];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let message = loop {
-            match rustix::net::recvmsg(
-                &self.fd,
-                &mut [IoSliceMut::new(buffer)],
-                &mut control,
-                RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
-            ) {
-                Ok(message) => break message,
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(Received::Nothing),
-                Err(Errno::CONNRESET | Errno::PIPE) => return Err(FabricError::PeerClosed),
-                Err(error) => return Err(FabricError::io("receive from the peer")(error)),
-            }
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let Some(message) = received(|| {
+            let mut parts = [IoSliceMut::new(buffer)];
+            rustix::net::recvmsg(&self.fd, &mut parts, &mut control, flags)
+        })?
+        else {
+            return Ok(Received::Nothing);
         };
         // Owned from here on: every return closes them.
         let mut fds = Vec::new();
@@ -149,15 +143,8 @@ impl Socket {
     /// Bytes of the next packet, if one is there.
     fn next_length(&self) -> Result<Option<usize>, FabricError> {
         let flags = RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT;
-        loop {
-            match rustix::net::recv(&self.fd, &mut [0; 1], flags) {
-                Ok((_, length)) => return Ok(Some(length)),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(None),
-                Err(Errno::CONNRESET | Errno::PIPE) => return Err(FabricError::PeerClosed),
-                Err(error) => return Err(FabricError::io("receive from the peer")(error)),
-            }
-        }
+        let seen = received(|| rustix::net::recv(&self.fd, &mut [0; 1], flags))?;
+        Ok(seen.map(|(_, length)| length))
     }
 
     /// Waits for a frame until `deadline`; `Full` never comes from here.
@@ -188,6 +175,19 @@ impl Socket {
     pub(super) fn shut_down(&self) {
         // It may be shut down already; nothing else can go wrong.
         let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
+    }
+}
+
+/// What a call that does not wait received; `None`: there is nothing.
+fn received<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<Option<T>, FabricError> {
+    loop {
+        match call() {
+            Ok(value) => return Ok(Some(value)),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(Errno::CONNRESET | Errno::PIPE) => return Err(FabricError::PeerClosed),
+            Err(error) => return Err(FabricError::io("receive from the peer")(error)),
+        }
     }
 }
 
