@@ -53,12 +53,9 @@ impl Face {
         lock(&self.registers).reset();
     }
 
-    /// Notes the registers. A write after which this was not done is done again by the next process.
+    /// See [`Memory::note`].
     pub(super) fn note(&self, kept: &Memory) {
-        let registers = lock(&self.registers).save();
-        if !kept.state.save(Section::Registers, &registers) {
-            kept.state.set_broken();
-        }
+        kept.note(&lock(&self.registers).save());
     }
 
     /// Takes over what a former process left, or else the device is as after a reset; answers which. Its driver then
@@ -78,9 +75,9 @@ impl Face {
     }
 
     fn restore(&self, data: &RdmaData) -> bool {
-        if !data.kept.found {
+        let Some(objects) = data.kept.found() else {
             return false;
-        }
+        };
         let setup = match data.kept.state.load(Section::Registers) {
             // The driver has not begun.
             None => None,
@@ -92,8 +89,8 @@ impl Face {
                 registers.begun()
             }
         };
-        data.restore(move |objects, device, cx| match device {
-            front::Device::Erdma(device) => device.restore(objects, setup.as_ref(), cx),
+        data.restore(move |device, cx| match device {
+            front::Device::Erdma(device) => device.restore(&objects, setup.as_ref(), cx),
             front::Device::Mlx5(_) => Ok(()),
         })
     }

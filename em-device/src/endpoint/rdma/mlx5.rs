@@ -20,7 +20,7 @@ const NIC_INTERFACE_SHIFT: u32 = 8;
 /// Value of `nic_interface`: disabled.
 const NIC_DISABLED: u32 = 1;
 
-/// The device for the data path, which keeps its objects where they outlive the process.
+/// The device for the data path; `pages`: the doorbells that the VMM maps, if it does.
 pub(super) fn device(
     spec: &RdmaSpec,
     own: Peer,
@@ -68,12 +68,9 @@ impl Face {
         lock(&self.registers).reset();
     }
 
-    /// Notes the registers. A write after which this was not done is done again by the next process.
+    /// See [`Memory::note`].
     pub(super) fn note(&self, kept: &Memory) {
-        let registers = lock(&self.registers).save();
-        if !kept.state.save(Section::Registers, &registers) {
-            kept.state.set_broken();
-        }
+        kept.note(&lock(&self.registers).save());
     }
 
     /// Takes over what a former process left, or else tells the driver that the device is lost; answers which.
@@ -96,9 +93,9 @@ impl Face {
 
     /// Takes over what a former process left; answers whether that is all that the driver relies on.
     fn restore(&self, data: &RdmaData) -> bool {
-        if !data.kept.found {
+        let Some(objects) = data.kept.found() else {
             return false;
-        }
+        };
         let queue = match data.kept.state.load(Section::Registers) {
             // The driver has not begun.
             None => None,
@@ -110,8 +107,8 @@ impl Face {
                 registers.command_queue()
             }
         };
-        data.restore(move |objects, device, cx| match device {
-            front::Device::Mlx5(device) => device.restore(objects, queue, cx),
+        data.restore(move |device, cx| match device {
+            front::Device::Mlx5(device) => device.restore(&objects, queue, cx),
             front::Device::Erdma(_) => Ok(()),
         })
     }

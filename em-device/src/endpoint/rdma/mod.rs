@@ -19,7 +19,7 @@ use smartep::DataSide;
 use smartep::config::ConfigState;
 use smartep::dma::MessageDma;
 use smartep::irq::Irqs;
-use smartep::state::State;
+use smartep::state::{Section, State};
 
 use super::windows::Windows;
 use super::{EndpointError, FunctionData, Seat, lock, report};
@@ -52,6 +52,20 @@ pub(super) struct Memory {
     pub(super) found: bool,
     /// Whether there is a client that a former process served.
     pub(super) resumes: bool,
+}
+
+impl Memory {
+    /// Notes the registers. A write after which this was not done is done again by the next process.
+    fn note(&self, registers: &[u8]) {
+        if !self.state.save(Section::Registers, registers) {
+            self.state.set_broken();
+        }
+    }
+
+    /// The objects that a former process left.
+    fn found(&self) -> Option<Arc<Kept>> {
+        self.objects.clone().filter(|_| self.found)
+    }
 }
 
 /// What the driver writes to and reads from.
@@ -201,16 +215,10 @@ impl RdmaData {
     /// relies on.
     fn restore(
         &self,
-        act: impl FnOnce(&Arc<Kept>, &mut Device, &mut Context<'_>) -> Result<(), KeptError>
-        + Send
-        + 'static,
+        act: impl FnOnce(&mut Device, &mut Context<'_>) -> Result<(), KeptError> + Send + 'static,
     ) -> bool {
-        let objects = self.kept.objects.clone();
-        let Some(objects) = objects.filter(|_| self.kept.found) else {
-            return false;
-        };
         let restored = self.on_function(move |f| {
-            f.restore(|device, cx| act(&objects, device, cx))?;
+            f.restore(act)?;
             Ok::<_, KeptError>(f.with(|device, _| (device.running(), device.take_gid_changes())))
         });
         match restored {

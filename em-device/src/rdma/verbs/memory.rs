@@ -374,8 +374,8 @@ impl Regions {
         Some(region)
     }
 
-    /// Takes a key out of use until it is registered anew, for its owner (READ with invalidate).
-    pub fn withdraw(&mut self, key: MemKey, pd: Pd) -> Result<(), Denied> {
+    /// The region of a key that can be used in `pd`.
+    fn in_use(&mut self, key: MemKey, pd: Pd) -> Result<&mut Region, Denied> {
         let region = self
             .slots
             .get_mut((key.0 >> 8) as usize)
@@ -385,21 +385,18 @@ impl Regions {
         if region.pd != pd {
             return Err(Denied::Domain);
         }
-        region.valid = false;
+        Ok(region)
+    }
+
+    /// Takes a key out of use until it is registered anew, for its owner (READ with invalidate).
+    pub fn withdraw(&mut self, key: MemKey, pd: Pd) -> Result<(), Denied> {
+        self.in_use(key, pd)?.valid = false;
         Ok(())
     }
 
     /// Takes a key out of use until it is registered anew, for a peer (SEND with invalidate).
     pub fn invalidate(&mut self, key: MemKey, pd: Pd) -> Result<(), Denied> {
-        let region = self
-            .slots
-            .get_mut((key.0 >> 8) as usize)
-            .and_then(Option::as_mut)
-            .filter(|region| region.key == key && region.valid)
-            .ok_or(Denied::Key)?;
-        if region.pd != pd {
-            return Err(Denied::Domain);
-        }
+        let region = self.in_use(key, pd)?;
         if !region.rights.allow(Rights::REMOTE_INVALIDATE) {
             return Err(Denied::Rights);
         }
