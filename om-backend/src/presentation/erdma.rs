@@ -8,14 +8,14 @@
 //! The driver refuses a function with other memory BARs or an expansion ROM. It has no network interface: the driver
 //! takes the one of the virtio network function with the same MAC address.
 
-use super::Presentation;
 use super::rdma::{guid, lid};
+use super::{Presentation, SUBSYSTEM, memory_bar};
 use crate::config::{FunctionConfig, RdmaConfig};
 use m2m_fabric::proto::{
     FunctionKind, FunctionSpec, RdmaFace, RdmaLinkLayer, RdmaSpec, RegionSpec,
 };
 use smartep::CONFIG_REGION;
-use smartep::config::{BarKind, BarSpec, CONFIG_SIZE, Capability, ConfigBuilder};
+use smartep::config::{CONFIG_SIZE, Capability, ConfigBuilder};
 
 /// vfio index of the BAR with registers and doorbells.
 pub const BAR: u32 = 0;
@@ -36,20 +36,12 @@ const _: () = assert!(16 * MSIX_VECTORS as u32 <= MSIX_PBA);
 const VENDOR: u16 = 0x1ded;
 /// "Elastic RDMA Adapter".
 const DEVICE: u16 = 0x107f;
-/// What QEMU gives to emulated devices that have no subsystem ids of their own (`pci.h`).
-const SUBSYSTEM: (u16, u16) = (0x1af4, 0x1100);
 /// Network controller, other (PCI code and id assignment, §1.3).
 const CLASS: u32 = 0x02_80_00;
 
 /// How function `id` looks.
 pub fn present(id: u32, function: &FunctionConfig, rdma: &RdmaConfig) -> Presentation {
-    let bar = |size| {
-        Some(BarSpec {
-            size,
-            kind: BarKind::Mem64,
-            prefetchable: true,
-        })
-    };
+    let bar = |size| Some(memory_bar(size));
     let config = ConfigBuilder {
         vendor: VENDOR,
         device: DEVICE,

@@ -6,11 +6,11 @@
 //!
 //! It has no registers, does no DMA and raises no interrupts.
 
-use super::Presentation;
+use super::{Presentation, SUBSYSTEM, memory_bar};
 use crate::config::{FunctionConfig, MemoryConfig};
 use m2m_fabric::proto::{FunctionKind, FunctionSpec, MemorySpec, RegionSpec};
 use smartep::CONFIG_REGION;
-use smartep::config::{BarKind, BarSpec, CONFIG_SIZE, Capability, ConfigBuilder};
+use smartep::config::{CONFIG_SIZE, Capability, ConfigBuilder};
 
 /// vfio index of the BAR with the memory.
 pub const BAR: u32 = 2;
@@ -18,18 +18,11 @@ pub const BAR: u32 = 2;
 /// driver takes: the guest leaves the function to `vfio-pci`.
 const VENDOR: u16 = 0x1234;
 const DEVICE: u16 = 0x6dba;
-/// What QEMU gives to emulated devices that have no subsystem ids of their own (`pci.h`).
-const SUBSYSTEM: (u16, u16) = (0x1af4, 0x1100);
 /// Processing accelerator (PCI code and id assignment, §1.19).
 const CLASS: u32 = 0x12_00_00;
 
 /// How function `id` looks.
 pub fn present(id: u32, function: &FunctionConfig, memory: &MemoryConfig) -> Presentation {
-    let bar = BarSpec {
-        size: memory.bytes,
-        kind: BarKind::Mem64,
-        prefetchable: true,
-    };
     let config = ConfigBuilder {
         vendor: VENDOR,
         device: DEVICE,
@@ -37,7 +30,7 @@ pub fn present(id: u32, function: &FunctionConfig, memory: &MemoryConfig) -> Pre
         class: CLASS,
         subsystem_vendor: SUBSYSTEM.0,
         subsystem: SUBSYSTEM.1,
-        bars: [None, None, Some(bar), None, None, None],
+        bars: [None, None, Some(memory_bar(memory.bytes)), None, None, None],
         capabilities: vec![Capability::PciExpress, Capability::PowerManagement],
     };
     Presentation {

@@ -11,7 +11,20 @@ pub mod virtio_pci;
 
 use crate::config::{FunctionConfig, FunctionKind, RdmaFace};
 use m2m_fabric::proto::FunctionSpec;
-use smartep::config::ConfigBuilder;
+use smartep::config::{BarKind, BarSpec, ConfigBuilder};
+
+/// Subsystem vendor and id that QEMU gives to emulated devices without ids of their own (`pci.h`); the drivers of devices
+/// that have them do not look.
+const SUBSYSTEM: (u16, u16) = (0x1af4, 0x1100);
+
+/// A 64-bit prefetchable memory BAR of `size` bytes.
+fn memory_bar(size: u64) -> BarSpec {
+    BarSpec {
+        size,
+        kind: BarKind::Mem64,
+        prefetchable: true,
+    }
+}
 
 /// All that a guest and an EM need to know of a function.
 pub struct Presentation {

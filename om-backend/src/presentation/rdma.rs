@@ -10,13 +10,13 @@
 //! Only config space belongs to the OM: the drivers find everything else by commands, which the EM
 //! answers.
 
-use super::Presentation;
+use super::{Presentation, SUBSYSTEM, memory_bar};
 use crate::config::{FunctionConfig, LinkType, MacAddress, RdmaConfig};
 use m2m_fabric::proto::{
     FunctionKind, FunctionSpec, RdmaFace, RdmaLinkLayer, RdmaSpec, RegionSpec,
 };
 use smartep::CONFIG_REGION;
-use smartep::config::{BarKind, BarSpec, CONFIG_SIZE, Capability, ConfigBuilder};
+use smartep::config::{CONFIG_SIZE, Capability, ConfigBuilder};
 
 /// vfio index of the only BAR.
 pub const BAR: u32 = 0;
@@ -35,9 +35,6 @@ const _: () = assert!(MSIX_VECTORS <= 64 && MSIX_TABLE + 16 * MSIX_VECTORS as u3
 const VENDOR: u16 = 0x15b3;
 /// "ConnectX Family mlx5Gen Virtual Function" (pci.ids): every driver of the family takes it.
 const DEVICE: u16 = 0x101e;
-/// What QEMU gives to emulated devices that have no subsystem ids of their own (`pci.h`); the drivers
-/// do not look.
-const SUBSYSTEM: (u16, u16) = (0x1af4, 0x1100);
 /// Network controller, InfiniBand and Ethernet (PCI code and id assignment, §1.3).
 const CLASS_INFINIBAND: u32 = 0x02_07_00;
 const CLASS_ETHERNET: u32 = 0x02_00_00;
@@ -63,11 +60,6 @@ pub fn present(id: u32, function: &FunctionConfig, rdma: &RdmaConfig) -> Present
         LinkType::Ethernet => (CLASS_ETHERNET, RdmaLinkLayer::Ethernet),
         LinkType::Infiniband => (CLASS_INFINIBAND, RdmaLinkLayer::Infiniband),
     };
-    let bar = BarSpec {
-        size: BAR_BYTES,
-        kind: BarKind::Mem64,
-        prefetchable: true,
-    };
     let config = ConfigBuilder {
         vendor: VENDOR,
         device: DEVICE,
@@ -75,7 +67,7 @@ pub fn present(id: u32, function: &FunctionConfig, rdma: &RdmaConfig) -> Present
         class,
         subsystem_vendor: SUBSYSTEM.0,
         subsystem: SUBSYSTEM.1,
-        bars: [Some(bar), None, None, None, None, None],
+        bars: [Some(memory_bar(BAR_BYTES)), None, None, None, None, None],
         capabilities: vec![
             Capability::PciExpress,
             Capability::PowerManagement,
