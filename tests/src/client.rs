@@ -32,6 +32,14 @@ pub trait Vmm: Send {
     /// # Errors
     /// The server refused it or the socket failed.
     fn map(&mut self, memory: &Arc<GuestMemory>, range: &Range) -> Result<()>;
+    /// Gives all of a guest's memory to the device, range by range.
+    ///
+    /// # Errors
+    /// As [`Self::map`].
+    fn map_all(&mut self, memory: &Arc<GuestMemory>) -> Result<()> {
+        let mut ranges = memory.ranges();
+        ranges.try_for_each(|range| self.map(memory, range))
+    }
     /// Takes a range back.
     ///
     /// # Errors

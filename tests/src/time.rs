@@ -30,3 +30,24 @@ pub fn wait_for<T>(what: &str, limit: Duration, mut done: impl FnMut() -> Option
         pause = (pause * 2).min(Duration::from_millis(5));
     }
 }
+
+/// Asks `done` without a pause but to yield, for what takes less time than a sleep, for [`SOON`] at the most; `None`
+/// afterwards.
+///
+/// # Errors
+/// Those of `done`.
+pub fn look_for<T>(mut done: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
+    let begin = Instant::now();
+    loop {
+        for _ in 0..100 {
+            if let Some(value) = done()? {
+                return Ok(Some(value));
+            }
+            std::hint::spin_loop();
+        }
+        if begin.elapsed() > SOON {
+            return Ok(None);
+        }
+        std::thread::yield_now();
+    }
+}

@@ -162,9 +162,7 @@ impl Erdma {
         client.posted = guest.posted;
         let memory = Arc::new(GuestMemory::new(guest.memory, guest.shape)?);
         let mut vmm: Box<dyn Vmm> = Box::new(client);
-        for range in memory.ranges() {
-            vmm.map(&memory, range)?;
-        }
+        vmm.map_all(&memory)?;
         let mapped = vmm.map_region(0)?;
         let pci = Function::probe(vmm.as_mut())?;
         if (pci.vendor, pci.device) != (0x1ded, 0x107f) {

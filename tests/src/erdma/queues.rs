@@ -2,7 +2,7 @@
 
 use super::{Erdma, ring_owner};
 use crate::memory::GuestMemory;
-use crate::time::SOON;
+use crate::time::look_for;
 use crate::{Error, Result};
 use std::sync::Arc;
 
@@ -166,20 +166,9 @@ impl Cq {
     /// # Errors
     /// None came within seconds.
     pub fn wait(&mut self) -> Result<Cqe> {
-        let begin = std::time::Instant::now();
-        loop {
-            for _ in 0..100 {
-                if let Some(cqe) = self.poll()? {
-                    return Ok(cqe);
-                }
-                std::hint::spin_loop();
-            }
-            if begin.elapsed() > SOON {
-                let number = self.number;
-                return Err(Error::Device(format!("CQ {number}: no completion")));
-            }
-            std::thread::yield_now();
-        }
+        let number = self.number;
+        let none = || Error::Device(format!("CQ {number}: no completion"));
+        look_for(|| self.poll())?.ok_or_else(none)
     }
 
     /// Waits for the next completion, which has to be a good one.

@@ -1,6 +1,7 @@
 //! Work queues and completion queues as the provider library writes and reads them.
 
 use crate::memory::GuestMemory;
+use crate::time::look_for;
 use crate::{Error, Result};
 use std::sync::Arc;
 
@@ -108,22 +109,9 @@ impl Cq {
     /// # Errors
     /// None came within seconds.
     pub fn wait(&mut self) -> Result<Cqe> {
-        let begin = std::time::Instant::now();
-        loop {
-            for _ in 0..100 {
-                if let Some(cqe) = self.poll()? {
-                    return Ok(cqe);
-                }
-                std::hint::spin_loop();
-            }
-            if begin.elapsed() > crate::time::SOON {
-                return Err(Error::Device(format!(
-                    "CQ {:#x}: no completion",
-                    self.number
-                )));
-            }
-            std::thread::yield_now();
-        }
+        let number = self.number;
+        let none = || Error::Device(format!("CQ {number:#x}: no completion"));
+        look_for(|| self.poll())?.ok_or_else(none)
     }
 
     /// Writes the arm word; answers the 8 bytes for the doorbell.

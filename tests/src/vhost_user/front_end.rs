@@ -103,9 +103,7 @@ impl FrontEnd {
     pub fn driver(&self, guest: Guest) -> Result<VirtioNet> {
         let memory = Arc::new(GuestMemory::new(guest.memory, guest.shape)?);
         let mut vmm = self.clone();
-        for range in memory.ranges() {
-            vmm.map(&memory, range)?;
-        }
+        vmm.map_all(&memory)?;
         let function = registers::function(self.lock().registers.queues.len() as u16);
         VirtioNet::with_function(Box::new(vmm), memory, function)
     }

@@ -129,9 +129,7 @@ impl VirtioNet {
     /// # Errors
     /// The server refused something, or the function is not a virtio network device.
     pub fn attach(mut vmm: Box<dyn Vmm>, memory: Arc<GuestMemory>) -> Result<Self> {
-        for range in memory.ranges() {
-            vmm.map(&memory, range)?;
-        }
+        vmm.map_all(&memory)?;
         let pci = Function::probe(vmm.as_mut())?;
         if (pci.vendor, pci.device) != (0x1af4, 0x1041) {
             return Err(Error::Device(format!(
